@@ -52,12 +52,16 @@ class FakeStream:
 
 
 class FakeCuda:
-    """``device``: arrays that are the GPU's own, which need no registration. ``refused``: the
+    """``device``: arrays that are the GPU's own, which need no registration; None: all that is not
+    in ``arenas``, addresses and sizes. ``refused``: the
     registration that fails, counted from 0."""
 
     def __init__(self, seed=0, device=(), paths=PATHS, refused=-1):
         self._random, self._paths, self._refused = Random(seed), paths, refused
-        self._device = [(one.ctypes.data, one.nbytes) for one in device]
+        self._device = None
+        if device is not None:
+            self._device = [(one.ctypes.data, one.nbytes) for one in device]
+        self.arenas = []
         self.streams, self.registered, self.urgent = [], {}, []
         self._changed = threading.Condition()
         self.let, self.asked = threading.Event(), 0
@@ -86,8 +90,13 @@ class FakeCuda:
         self._paths[path](moves)
 
     def _may(self, at, size):
+        if self._device is None:
+            return not self._in_an_arena(at) or self._is_registered(at, size)
         own = any(base <= at and at + size <= base + whole for base, whole in self._device)
         return own or self._is_registered(at, size)
+
+    def _in_an_arena(self, at):
+        return any(base <= at < base + whole for base, whole in self.arenas)
 
     def _is_registered(self, at, size):
         starts = sorted(self.registered)

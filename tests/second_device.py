@@ -32,7 +32,7 @@ class LateStream:
     """Computes each step after a random moment. Who asks for logits waits for them."""
 
     def __init__(self, random):
-        self.queue, self.early = ComputeQueue(random), 0
+        self.queue = ComputeQueue(random)
 
     def runner(self, *parts):
         return LateRunner(mirrored_runner(*parts), self)
@@ -50,12 +50,16 @@ class LateRunner:
         self._runner, self._stream = runner, stream
 
     def computed(self, tables, batch):
-        found = Future()
-        self._stream.queue.launch(partial(_into, found, self._runner.computed, tables, batch))
-        if batch.sampled.any() or batch.scored is not None:
-            return found.result(PATIENCE_S)
-        self._stream.early += 1
-        return Forward.of_numbers(torch.empty(0, 1), batch)
+        return late_forward(self._stream.queue, self._runner.computed, tables, batch)
+
+
+def late_forward(queue, compute, tables, batch):
+    """Of a step that is computed when ``queue`` comes to it."""
+    found = Future()
+    queue.launch(partial(_into, found, compute, tables, batch))
+    if batch.sampled.any() or batch.scored is not None:
+        return found.result(PATIENCE_S)
+    return Forward.of_numbers(torch.empty(0, 1), batch)
 
 
 def _into(found, compute, *step):

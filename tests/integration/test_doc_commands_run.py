@@ -39,6 +39,7 @@ NOT_RUN = {
     r"make (demo|test)$": "is a step of continuous integration",
     r"make serve$": "port 8000 may be taken; the demo's model is served by demo/servers.py",
     r"stratakv serve .* --role ": ROLES,
+    r"stratakv serve .* --device cuda": "needs a GPU",
     r"stratakv route ": ROLES,
     r"(torchrun .* )?stratakv serve .* --tp ": "tests/integration/test_serve_ranks.py starts ranks",
     r"stratakv verify ": "tests/integration/test_verify.py runs it, on shorter prompts",

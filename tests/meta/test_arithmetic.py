@@ -38,6 +38,7 @@ WAIVERS: dict[str, str] = {
     "46b6c129ed53d03e": "scores and choice in C, torch's to the bit (test_deepseek_scores.py)",
     "b4e301a50475fa0b": "the same, the largest of a row by bits, and pages by bounds (a new cache)",
     "b172220c00459b5d": "the same, and indexers ask their kernels; a GPU's have not chosen before",
+    "51ea167c06244452": "the same, and what is chosen and what is finite come to the host together",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

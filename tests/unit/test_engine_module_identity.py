@@ -22,7 +22,7 @@ from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import own_weights
-from stratakv.engine.precision import releases
+from stratakv.engine.precision import computed_on, releases
 from tests.fixtures.models import (
     FAMILIES,
     MODULE_STATE,
@@ -467,3 +467,16 @@ def test_a_mode_of_less_precision_is_another_model(saved, mode):
     assert found[0] != before[0]
     assert found[1] != before[1]
     assert (load_model(saved).fingerprint, identity(tiny_model("llama"))) == before
+
+
+def test_a_gpu_is_another_model_than_a_cpu_and_than_one_of_another_generation(saved, monkeypatch):
+    before, held = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    seen = {before, held}
+    for capability in ((9, 0), (8, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
+        there = computed_on(torch.device("cuda", 0))
+        for reader in ("model", "module_identity"):
+            monkeypatch.setattr(f"stratakv.engine.{reader}.computed_on", lambda _, it=there: it)
+        seen |= {load_model(saved).fingerprint, identity(tiny_model("llama"))}
+    assert len(seen) == 6
+    assert computed_on(torch.device("cpu")) == ()

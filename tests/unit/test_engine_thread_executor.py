@@ -211,3 +211,44 @@ def test_a_step_that_fails_has_passed_when_its_device_has_done_what_it_was_given
     fence.wait()
     assert model.seen == [[10]]
     device.queue.close()
+
+
+class OtherRank(OwnTokens):
+    """Ranks agree on rank 0's tokens, which are not this one's where ``agreed`` says so."""
+
+    def __init__(self, agreed):
+        self.agreed = list(agreed)
+
+    def choose(self, forward, params):
+        own = super().choose(forward, params)
+        tokens = own.tokens.copy()
+        for at, token in enumerate(self.agreed.pop(0)):
+            tokens[at] = token
+        return replace(own, tokens=tokens)
+
+
+def ranked(*agreed):
+    model, tables = Counts(), BlockTable(1, 4, 2)
+    model.let.set()
+    return ThreadExecutor(MirroredRunner(tables, model.mirror, model), OtherRank(agreed))
+
+
+def test_a_step_that_went_on_from_another_token_than_the_ranks_agreed_on_is_no_step():
+    """Its keys would be stored under the name of a token that they are not of."""
+    steps = ranked([11, 99], [])
+    steps.launch(batch([1, 3], [10, 20]), greedy(2))
+    steps.launch(batch([3], [NONE]), greedy(1))
+    assert steps.collect().tokens.tolist() == [11, 99]
+    with pytest.raises(AssertionError, match=r"different tokens for rows \[3\]"):
+        steps.collect()
+
+
+def test_another_token_that_nothing_went_on_from_does_no_harm():
+    """As of a row with a grammar, which rank 0 alone knows and which is never computed ahead."""
+    steps = ranked([11, 89], [], [])
+    steps.launch(batch([1, 3], [10, 20]), greedy(2))
+    steps.launch(batch([1], [NONE]), greedy(1))
+    steps.collect()
+    steps.launch(batch([1, 3], [NONE, 89]), greedy(2))
+    assert steps.collect().tokens.tolist() == [12]
+    assert steps.collect().tokens.tolist() == [13, 90]

@@ -7,7 +7,7 @@ whatever the model uses, so that no ballot waits for a stream.
 import os
 import re
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
@@ -27,6 +27,10 @@ _LENGTH: Final = 8
 START_S: Final = 600.0
 """How long ranks may wait for each other while they import, load weights and take memory: they are
 not started at once, and not all disks are as fast."""
+
+
+BACKENDS: Final[Mapping[str, str]] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""By --device: ballots and messages go over gloo, on the CPU, and a model's sums where they are."""
 
 
 class TorchRanks:
@@ -94,17 +98,18 @@ def join(
     address: str,
     timeout_s: float,
     listener: socket.socket | None = None,
+    backend: str = BACKENDS["cpu"],
 ) -> TorchRanks:
     """Block until all ranks are there. ``address``: where rank 0 listens, as in
     ``tcp://host:port``, or ``env://``. ``listener``: rank 0's socket that listens there already,
-    which is the group's from then on. RankLostError where they do not come within ``START_S``,
-    which is also the limit of every collective until ``ready``; ConfigError where rank 0
-    cannot listen there."""
+    which is the group's from then on. ``backend``: of ``BACKENDS``. RankLostError where they do not
+    come within ``START_S``, which is also the limit of every collective until ``ready``;
+    ConfigError where rank 0 cannot listen there."""
     limit = timedelta(seconds=max(START_S, timeout_s))
     with _watched(rank, START_S), _listening(address):
         store = None if listener is None else _store(listener, size, limit)
         dist.init_process_group(
-            "gloo",
+            backend,
             init_method=address if store is None else None,
             rank=rank,
             world_size=size,

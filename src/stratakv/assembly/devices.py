@@ -8,7 +8,6 @@ from typing import Any
 
 from stratakv.assembly.device import CPU, Device
 from stratakv.core.config import EngineConfig
-from stratakv.core.errors import ConfigError
 from stratakv.engine.cuda_facts import own_gpu
 
 
@@ -18,6 +17,6 @@ def device_of(config: EngineConfig) -> Device[Any]:
     if config.device == "cpu":
         return CPU
     index = own_gpu(os.environ)
-    raise ConfigError(
-        f"--device cuda: no engine is assembled for GPU {index} yet; allowed is --device cpu"
-    )
+    from stratakv.assembly.cuda import cuda_device  # noqa: PLC0415 - only a GPU needs Triton
+
+    return cuda_device(index)

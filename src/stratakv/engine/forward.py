@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from stratakv.engine.batch import StepBatch
+from stratakv.engine.tensors import on_host
 
 if TYPE_CHECKING:
     from stratakv.engine.sampling import Sampled
@@ -53,7 +54,7 @@ def finite_tokens(hidden: torch.Tensor) -> Bools:
     """bool [T], one pass over ``hidden`` [T, ...]. A sum keeps NaN and infinity, and in float32
     nothing that a model computes with makes one of its own."""
     sums = hidden.flatten(1).sum(1, dtype=torch.float32)
-    return sums.isfinite().cpu().numpy()
+    return on_host(sums.isfinite())[0]
 
 
 def by_request(finite: Bools, counts: npt.NDArray[np.int32]) -> Bools:

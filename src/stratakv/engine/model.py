@@ -26,7 +26,7 @@ from stratakv.engine.module_code import CodeWalk, warn_of
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import left_by_the_loader, own_weights
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
-from stratakv.engine.precision import modes, releases
+from stratakv.engine.precision import computed_on, modes, releases
 from stratakv.engine.time_steps import bound_time_steps
 
 CPU: Final = torch.device("cpu")
@@ -97,7 +97,8 @@ def load_model(
         code = CodeWalk()
         code.model(module)
         warn_of(code.foreign)
-        how = (f"dtype {_dtype_name(module)}", *releases(), *modes(), code.digest().hex())
+        where = computed_on(module.device)
+        how = (f"dtype {_dtype_name(module)}", *releases(), *modes(), *where, code.digest().hex())
         return _adopt(module, under_way.finish(*how, alone=bool(code.foreign)), ranks)
 
 

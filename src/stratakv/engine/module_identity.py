@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from stratakv.core.identity.digests import TensorDigest, digest_of
 from stratakv.core.identity.revision import REVISION
 from stratakv.engine.module_code import CodeWalk, is_of_code, warn_of
-from stratakv.engine.precision import modes, releases
+from stratakv.engine.precision import computed_on, modes, releases
 
 FORMAT: Final = b"stratakv-model-in-memory-3"
 _NAMES: Final = frozenset({"name_or_path", "_name_or_path"})
@@ -58,7 +58,7 @@ def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     other."""
     walk = _Walk()
     walk.code.model(module)
-    how = (dtype, *releases(), *modes())
+    how = (dtype, *releases(), *modes(), *computed_on(module.device))
     head = [FORMAT, REVISION, *map(str.encode, how), *walk.of(module.config, "config")]
     head += walk.of(module, "model")
     head.append(walk.code.digest())

@@ -21,6 +21,14 @@ def releases() -> tuple[str, ...]:
     return (f"transformers {transformers_release}", f"torch {torch_release}")
 
 
+def computed_on(device: torch.device) -> tuple[str, ...]:
+    """A GPU rounds otherwise than a CPU, and one of another generation otherwise than this: their
+    pages are another model's. Empty on a CPU: all of those are one."""
+    if device.type == "cpu":
+        return ()
+    return (f"{device.type} {torch.cuda.get_device_capability(device)}",)
+
+
 def modes() -> tuple[str, ...]:
     """What this process has set so far. Who sets it later, with a model running, is not seen."""
     cuda, cudnn, mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn

@@ -18,6 +18,7 @@ from stratakv.engine.batch import PromptTargets, SamplingBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.processed_logits import masked, processed
 from stratakv.engine.request import Failure, TokenLogprob
+from stratakv.engine.tensors import on_host
 
 CANDIDATES: Final = 1024
 """Tokens sorted to find the nucleus; the whole vocabulary only where these weigh too little."""
@@ -89,7 +90,7 @@ def score(logits: torch.Tensor, targets: PromptTargets) -> list[TokenLogprob | N
     found: list[TokenLogprob | None] = []
     for at in range(0, len(logits), SCORED_AT_ONCE):
         piece = logits[at : at + SCORED_AT_ONCE].float()
-        finite = piece.amax(-1).isfinite().cpu().numpy()
+        (finite,) = on_host(piece.amax(-1).isfinite())
         top = targets.top[at : at + SCORED_AT_ONCE]
         tokens = targets.tokens[at : at + SCORED_AT_ONCE]
         found += _logprobs(piece, tokens, np.where(finite, top, np.int32(NONE)))
@@ -138,13 +139,13 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     if params.processors is not None:
         logits = processed(logits, params.processors)
     most, first = logits.max(-1)  # the first one, where several tie; NaN is more than anything
-    tokens = first.cpu().numpy().astype(np.int32)
-    finite = most.isfinite().cpu().numpy()
+    likely, finite = on_host(first, most.isfinite())
+    tokens = likely.astype(np.int32)
     random, wanted = params.temperature > 0, params.logprobs
     if not finite.all():
         tokens[~finite] = NOT_FINITE
         if logits is not raw:
-            tokens[~finite & raw.amax(-1).isfinite().cpu().numpy()] = NO_TOKEN
+            tokens[~finite & on_host(raw.amax(-1).isfinite())[0]] = NO_TOKEN
         random, wanted = random & finite, np.where(finite, wanted, np.int32(NONE))
     if random.any():
         drawn = np.flatnonzero(random)
@@ -195,7 +196,7 @@ def _draw(
     # Rounding must not reach the total itself: beyond it lies no token.
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, point, right=True)[:, 0]
-    return tokens.cpu().numpy().astype(np.int32)
+    return on_host(tokens)[0].astype(np.int32)
 
 
 def _kept(

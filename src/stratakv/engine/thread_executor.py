@@ -80,8 +80,8 @@ class LaunchedStep:
     """``given``: set when the device has been given all of it; ``mark`` then passes when that is
     done, and ``forward`` has its tokens. A step that chooses none has those long before."""
 
-    def __init__(self, sampling: SamplingBatch) -> None:
-        self.sampling = sampling
+    def __init__(self, batch: StepBatch, sampling: SamplingBatch) -> None:
+        self.batch, self.sampling = batch, sampling
         self.given = threading.Event()
         self.mark: Fence = NOTHING_LAUNCHED
         self.forward: Future[Forward]
@@ -121,19 +121,33 @@ class ThreadExecutor:
         self._steps: deque[LaunchedStep] = deque()
         self._last: Fence = NOTHING_LAUNCHED
         self._newest: dict[int, int] = {}
+        self._otherwise = np.empty(0, np.int32)
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> None:
         assert len(self._steps) < self.depth, "a step is launched before an older one is collected"
-        step = LaunchedStep(sampling)
-        step.forward = self._thread.submit(self._compute, step, batch, self.runner.tables())
+        step = LaunchedStep(batch, sampling)
+        step.forward = self._thread.submit(self._compute, step, self.runner.tables())
         self._steps.append(step)
         self._last = StepFence(step)
 
     def collect(self) -> Sampled:
-        """Raises what the step has raised."""
+        """Raises what the step has raised. AssertionError where it has gone on from a token that
+        is not the one that all ranks have agreed on since: its keys would be another token's."""
         assert self._steps, "no step is launched"
         step = self._steps.popleft()
-        return self._token_source.choose(step.forward.result(), step.sampling)
+        forward = step.forward.result()
+        assert forward.chosen is not None, "a step without tokens of its own"
+        self._check(step)
+        agreed = self._token_source.choose(forward, step.sampling)
+        own, rows = forward.chosen.tokens, step.batch.rows[step.batch.sampled]
+        self._otherwise = rows[(own != agreed.tokens) & (agreed.tokens >= 0)]
+        return agreed
+
+    def _check(self, step: LaunchedStep) -> None:
+        if len(self._otherwise):
+            ahead = _unknown_rows(step.batch)
+            wrong = np.intersect1d(self._otherwise, ahead).tolist()
+            assert not wrong, f"ranks have chosen different tokens for rows {wrong}"
 
     def idle(self) -> None:
         self._token_source.idle()
@@ -141,13 +155,13 @@ class ThreadExecutor:
     def launched(self) -> Fence:
         return self._last
 
-    def _compute(self, step: LaunchedStep, batch: StepBatch, tables: Columns) -> Forward:
+    def _compute(self, step: LaunchedStep, tables: Columns) -> Forward:
+        batch = step.batch
         try:
-            unknown = np.flatnonzero(batch.tokens == NONE)
-            if len(unknown):
-                rows = np.repeat(batch.rows, batch.counts)[unknown]
+            rows = _unknown_rows(batch)
+            if len(rows):
                 tokens = batch.tokens.copy()
-                tokens[unknown] = [self._newest[row] for row in rows.tolist()]
+                tokens[batch.tokens == NONE] = [self._newest[row] for row in rows.tolist()]
                 batch = replace(batch, tokens=tokens)
             forward = self.runner.computed(tables, batch)
         finally:  # also of a step that fails on the way: the device may be at what came before
@@ -160,3 +174,8 @@ class ThreadExecutor:
         known = np.maximum(chosen.tokens, 0).tolist()
         self._newest.update(zip(batch.rows[batch.sampled].tolist(), known, strict=True))
         return replace(forward, chosen=chosen)
+
+
+def _unknown_rows(batch: StepBatch) -> npt.NDArray[np.int32]:
+    """Of the tokens that are not known when a step is launched, in order."""
+    return np.repeat(batch.rows, batch.counts)[batch.tokens == NONE]

@@ -22,7 +22,7 @@ from transformers.utils.logging import (
     enable_propagation,
 )
 
-from stratakv.agreement.torch_ranks import TorchRanks, join
+from stratakv.agreement.torch_ranks import BACKENDS, TorchRanks, join
 from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import EngineParts
 from stratakv.assembly.rank_context import RankContext
@@ -163,7 +163,14 @@ def _met(place: RankPlace, config: EngineConfig, refusal: str) -> TorchRanks:
     if refusal:
         log.error("rank %d of %d is refused: %s", place.rank, place.size, refusal)
     log.info("rank %d of %d waits for the others at %s", place.rank, place.size, place.address)
-    ranks = join(place.rank, place.size, place.address, config.tp_timeout, place.listener)
+    ranks = join(
+        place.rank,
+        place.size,
+        place.address,
+        config.tp_timeout,
+        place.listener,
+        BACKENDS[config.device],
+    )
     for rank, theirs in enumerate(ranks.gather(refusal)):
         if theirs:
             raise ConfigError(f"rank {rank}: {theirs}")

@@ -1,0 +1,122 @@
+"""An engine on a GPU: its ``Device``, of torch's memory, Triton's kernels and CUDA's streams.
+
+Owns what is made when, and the refusal of pools that do not fit. The driver comes in, so that all
+of it but torch's own calls runs without a GPU. Must not be imported where there is no Triton.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from stratakv.assembly.device import Device, mirrored_runner
+from stratakv.core.errors import ConfigError
+from stratakv.core.units import format_bytes
+from stratakv.engine.cuda_driver import TorchCuda, trial_memory
+from stratakv.engine.executor import Executor, Runner, TokenSource
+from stratakv.engine.kernels import AttentionKernels
+from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
+from stratakv.engine.torch_pools import TensorPools
+from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.memory.host_arena import HostArena
+from stratakv.spec.budget import device_bytes
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.copy_paths import CopyChoice
+from stratakv.transfer.copy_trials import copy_trials
+from stratakv.transfer.cuda import ANY_CPU, CudaDriver, CudaStreams, CudaTransferEngine, PinOptions
+from stratakv.transfer.engine import TransferEngine
+from stratakv.transfer.near_cpus import near_cpus, own_cpus
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gpu:
+    """One GPU as an engine needs it. ``trials``: how its copies go best, asked once its pools are
+    there; ``free``: bytes of its memory; ``idle``: returns when all that it was given is done."""
+
+    at: torch.device
+    driver: CudaDriver[Any]
+    trials: Callable[[], CopyChoice]
+    free: Callable[[], int]
+    idle: Callable[[], None]
+    pinned: PinOptions = ANY_CPU
+
+
+def cuda_device(index: int) -> Device[TensorPools]:
+    """The GPU ``index`` of this process; what it computes with is made when an engine is."""
+    at = torch.device("cuda", index)
+    driver = cache(lambda: TorchCuda(at))
+
+    def gpu() -> Gpu:
+        here = driver()
+        return Gpu(
+            at=at,
+            driver=here,
+            trials=lambda: _tried(here, at),
+            free=here.free_bytes,
+            idle=lambda: torch.cuda.synchronize(at),
+            pinned=PinOptions(near_cpus(here.library.pci(), own_cpus())),
+        )
+
+    return device_over(gpu, at)
+
+
+def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]:
+    """A ``Device`` for engines one after the other; ``gpu`` is asked when one is made, or when
+    somebody wants to know how much is free."""
+    streams: list[CudaStreams[Any]] = []
+
+    def transfer(
+        spec: CacheSpec, pools: TensorPools, arenas: Sequence[HostArena]
+    ) -> TransferEngine:
+        here = gpu()
+        choice = here.trials()
+        log.info("copies of %s: %s", at, choice)
+        streams[:] = [CudaStreams.of(here.driver, choice)]
+        return CudaTransferEngine(spec, pools, arenas, streams[0], here.pinned)
+
+    def executor(runner: Runner, tokens: TokenSource) -> Executor:
+        assert isinstance(runner, MirroredRunner), "a step needs its own copy of the block table"
+        gpu().idle()  # weights came by another stream
+        return ThreadExecutor(runner, tokens, streams[0].compute)
+
+    return Device(
+        pools=lambda spec, pages: pools_on(at, spec, pages, gpu().free),
+        transfer=transfer,
+        kernels=_kernels,
+        runner=mirrored_runner,
+        executor=executor,
+        steps_at_once=ThreadExecutor.depth,
+        free=lambda: gpu().free(),
+        at=at,
+    )
+
+
+def pools_on(
+    at: torch.device, spec: CacheSpec, pages: Sequence[int], free: Callable[[], int]
+) -> TensorPools:
+    """ConfigError where they do not fit, which nobody can be sure of before: others may use the
+    GPU too."""
+    try:
+        return TensorPools(spec, pages, at)
+    except torch.OutOfMemoryError as error:
+        wanted = format_bytes(device_bytes(spec, pages))
+        raise ConfigError(
+            f"--device-memory: the tier takes {wanted} of {at}, and {format_bytes(free())} are "
+            "free; allowed is less, or a GPU that nobody else uses"
+        ) from error
+
+
+def _kernels(model: HuggingFaceModel) -> AttentionKernels:
+    return TritonKernels(model.device)
+
+
+def _tried(driver: TorchCuda, at: torch.device) -> CopyChoice:
+    choice = CopyChoice.of(copy_trials(driver.stream(urgent=False), trial_memory(at)))
+    torch.cuda.empty_cache()  # of what was tried with
+    return choice

@@ -1,0 +1,137 @@
+"""An engine as ``--device cuda`` assembles it, over a driver that is late at random: hits equal
+recomputation. Attention is torch's here, for Triton's interpreter is slow (``test_triton_engine``).
+"""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+import torch
+
+from stratakv.assembly import cuda, devices
+from stratakv.assembly.cuda import Gpu, device_over, pools_on
+from stratakv.assembly.device import CPU
+from stratakv.assembly.devices import device_of
+from stratakv.assembly.models import build_engine
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
+from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.model import wrap
+from stratakv.engine.thread_executor import MirroredRunner
+from stratakv.engine.verify_report import Way
+from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
+from stratakv.testing.specs import small_spec
+from stratakv.transfer.cuda import PinOptions
+from tests.engines import greedy, run, tokens_of
+from tests.fake_cuda import BOTH_WAYS, FakeCuda
+from tests.fixtures.models import (
+    model_to_give_away,
+    random_prompt,
+    reference_greedy,
+    tiny_model,
+)
+from tests.second_device import late_forward
+
+AT = torch.device("cpu")
+LEFT_OUT = {
+    Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART, Way.BATCHED, Way.HOST_BATCHED,
+}  # fmt: skip
+"""As of ``test_second_device``."""
+
+
+class QueuedRunner(MirroredRunner):
+    """Its steps are queued on the GPU's stream; the thread that gives them goes on."""
+
+    def __init__(self, runner, gpu):
+        vars(self).update(vars(runner))
+        self._gpu = gpu
+
+    def computed(self, tables, batch):
+        return late_forward(self._gpu.streams[-3].queue, super().computed, tables, batch)
+
+
+def late_gpu(seed=0):
+    """As ``--device cuda``, but for the driver, the place and the kernels."""
+    made, seeds = FakeCuda(seed, device=None), count()
+
+    def gpu():
+        return Gpu(
+            at=AT,
+            driver=made,
+            trials=lambda: BOTH_WAYS,
+            free=lambda: 1 << 30,
+            idle=lambda: next(seeds),
+            pinned=PinOptions(chunk_bytes=1 << 16),
+        )
+
+    device = device_over(gpu, AT)
+
+    def transfer(spec, pools, arenas):
+        made.arenas += [(arena.bytes.ctypes.data, arena.size_bytes) for arena in arenas]
+        return device.transfer(spec, pools, arenas)
+
+    return replace(
+        device,
+        transfer=transfer,
+        kernels=lambda model: DenseKernels(model.device, model.module.dtype),
+        runner=lambda *parts: QueuedRunner(device.runner(*parts), made),
+    ), made
+
+
+class TestAGpu(HitEqualsRecompute):
+    ways = tuple(way for way in Way if way not in LEFT_OUT)
+
+    def device(self):
+        device, self.driver = late_gpu()
+        return device
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def report(cls):
+        suite = cls()
+        yield suite.verified()
+        held = [stream.held for stream in suite.driver.streams]
+        assert any(held), "no stream was ever held"
+        assert not suite.driver.registered, "host memory stays pinned"
+        suite.driver.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v4"])
+def test_settings_become_an_engine_on_it(family):
+    """A share of what is free beside the model; batches, states and live pages."""
+    device, driver = late_gpu(seed=3)
+    config = EngineConfig(
+        device="cuda", device_memory="0.003", host_memory="1MiB", max_running=2, step_tokens=64
+    )
+    parts = build_engine(wrap(model_to_give_away(family)), config, device)
+    assert 1 << 20 < parts.table.device_bytes <= 0.003 * (1 << 30)
+    try:
+        prompts = [random_prompt(seed, 300 + 7 * seed) for seed in range(3)]
+        wanted = [reference_greedy(tiny_model(family), prompt, 4)[0] for prompt in prompts]
+        for name in ("first", "second"):
+            asked = [greedy(f"{name} {at}", prompt, 4) for at, prompt in enumerate(prompts)]
+            out = run(parts, *asked)
+            assert [tokens_of(out[prompt.id]) for prompt in asked] == wanted
+        parts.engine.check()
+    finally:
+        parts.close()
+        driver.close()
+
+
+def test_pools_that_do_not_fit_are_refused_with_figures(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    spec = small_spec([], page_tokens=4)
+    monkeypatch.setattr(cuda, "TensorPools", full)
+    message = r"^--device-memory: the tier takes .* of cuda:1, and 4 KiB are free; allowed is less"
+    with pytest.raises(ConfigError, match=message):
+        pools_on(torch.device("cuda", 1), spec, [3], lambda: 4096)
+
+
+def test_settings_choose_it_without_taking_the_gpu(monkeypatch):
+    monkeypatch.setattr(devices, "own_gpu", lambda _: 1)
+    device = device_of(EngineConfig(device="cuda"))
+    assert (device.at, device.steps_at_once) == (torch.device("cuda", 1), 2)
+    assert device.host_rows is None
+    assert device_of(EngineConfig()) is CPU
