@@ -42,8 +42,8 @@ from stratakv.serve.hub import locate
 log = logging.getLogger(__name__)
 
 SERVE_MODULES: Final = (
-    "torch", "transformers", "safetensors", "tokenizers", "jinja2", "starlette", "uvicorn", "h11",
-    "prometheus_client", "llguidance",
+    "torch", "transformers", "accelerate", "safetensors", "tokenizers", "jinja2", "starlette",
+    "uvicorn", "h11", "prometheus_client", "llguidance",
 )  # fmt: skip
 """What the extra ``serve`` brings, by the names that are imported."""
 ROUTE_MODULES: Final = ("httpx", "starlette", "uvicorn", "h11")

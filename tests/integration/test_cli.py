@@ -19,10 +19,11 @@ import pytest
 
 from stratakv.assembly import models
 from stratakv.bench import storage as bench_storage
-from stratakv.cli import main
+from stratakv.cli import argument_parser, main
 from stratakv.core.clock import WallClock
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.familiar import FAMILIAR
 from stratakv.serve import wiring
 from stratakv.serve.server import Server, bound_socket
 from stratakv.storage.file import fsck as fsck_module
@@ -202,13 +203,45 @@ def test_a_command_line_that_cannot_be_read(argv, message, capsys):
         (["fsck", "DIR", "--bogus"], "fsck"),
     ],
 )
-def test_a_flag_that_a_verb_lacks_shows_the_usage_of_that_verb(argv, verb, capsys):
+def test_a_flag_that_a_verb_lacks_is_refused_in_one_line_that_names_the_verb(argv, verb, capsys):
+    assert leaves(argv) == 2
+    assert capsys.readouterr().err == (
+        f"stratakv: --bogus: not of stratakv {verb}; "
+        f"allowed is what `stratakv {verb} --help` lists\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["serve", "DIR", "--page-size", "16"], "--page-tokens"),
+        (["serve", "DIR", "--gpu-memory-utilization=0.9"], "--device-memory"),
+        (["serve", "DIR", "--tensor_parallel_size", "2"], "--tp"),
+        (["serve", "--model", "DIR"], "MODEL"),
+        (["serve", "--model-path", "DIR"], "MODEL"),
+        (["serve", "DIR", "--storge", "file:///x"], "--storage"),
+        (["plan", "bytes", "DIR", "--block-size", "16"], "--page-tokens"),
+        (["fsck", "--directory", "x"], None),
+        (["plan", "bytes", "DIR", "--max-num-sequences", "16"], None),
+        (["plan", "bytes", "DIR", "--hicache-storage-backend", "file"], None),  # of serve alone
+    ],
+)
+def test_a_flag_that_others_have_or_that_is_misspelt_names_the_one_that_is_meant(
+    argv, meant, capsys
+):
     assert leaves(argv) == 2
     refused = capsys.readouterr().err
-    assert refused.startswith(f"usage: stratakv {verb} [-h]")
-    assert refused.endswith(
-        f"stratakv: --bogus: not of stratakv {verb}; allowed is what the usage above names\n"
-    )
+    if meant is None:
+        assert "?" not in refused
+    else:
+        assert f" ({meant}?); allowed is what" in refused
+
+
+def test_names_that_others_use_are_not_ours_and_stand_for_some_that_are():
+    words = argument_parser().parts["serve"].format_help()
+    ours = set(re.findall(r"--([a-z][\w-]*)", words)) | {"model"}
+    assert not set(FAMILIAR) & ours
+    assert set(FAMILIAR.values()) <= ours
 
 
 @pytest.mark.parametrize("verb", ["serve", "plan bytes"])

@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from stratakv.cli import LIBRARY_BENCHES, SERVE_MODULES
 from stratakv.testing.patience import PATIENCE_S
@@ -301,20 +303,17 @@ def test_the_library_asks_for_numpy_and_xxhash_alone(bare):
     assert {name.replace("-", "_") for name in serve} == set(SERVE_MODULES)
 
 
-@pytest.mark.long
-def test_a_fresh_install_serves(wheel, tmp_path):
-    """By pip, from wherever it finds packages, with the versions that ``make`` installs."""
-    environment = Environment(tmp_path / "venv")
-    environment.install(f"{wheel}[serve]", "-c", str(ROOT / "constraints.txt"))
-    model = ROOT / "models" / "demo"
+def serves(environment: Environment, directory: Path, *flags: str) -> None:
+    """One completion."""
+    words = ("serve", ROOT / "models" / "demo", "--port", "0", "--device-memory", "64MiB")
     with subprocess.Popen(
-        [environment.bin / "stratakv", "serve", model, "--port", "0", "--device-memory", "64MiB",
-         "--host-memory", "64MiB"],
-        stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        [environment.bin / "stratakv", *words, "--host-memory", "64MiB", *flags],
+        stdout=subprocess.PIPE, text=True, cwd=directory,
     ) as server:  # fmt: skip
         try:
             words = (word for line in server.stdout for word in line.split())
-            address = next(word for word in words if word.startswith("http"))
+            address = next((word for word in words if word.startswith("http")), None)
+            assert address is not None, "it ended before it listened"
             body = json.dumps({"prompt": "def", "max_tokens": 4}).encode()
             request = urllib.request.Request(
                 f"{address}/v1/completions", body, {"Content-Type": "application/json"}
@@ -325,3 +324,38 @@ def test_a_fresh_install_serves(wheel, tmp_path):
             server.send_signal(signal.SIGTERM)
             server.stdout.read()
         assert server.wait(PATIENCE_S) == 0
+
+
+def required(name: str, extras: frozenset[str]) -> set[str]:
+    """Distributions that pip brings with one, by name, itself among them."""
+    found, todo = set(), [(name, extras)]
+    while todo:
+        name, extras = todo.pop()
+        if (name, extras) in found:
+            continue
+        found.add((name, extras))
+        for line in distribution(name).requires or ():
+            asked = Requirement(line)
+            chosen = [{"extra": extra} for extra in extras or ("",)]
+            if asked.marker is None or any(map(asked.marker.evaluate, chosen)):
+                todo.append((canonicalize_name(asked.name), frozenset(asked.extras)))
+    return {name for name, _ in found}
+
+
+def test_what_the_extra_brings_is_enough_to_serve_with_ranks(wheel, tmp_path):
+    """What the tests themselves need may bring more, and hide what is missing."""
+    environment = Environment(tmp_path / "venv")
+    for name in required("stratakv", frozenset({"serve"})) - {"stratakv"}:
+        tops = {Path(file).parts[0] for file in distribution(name).files or ()}
+        there = (SITE / top for top in tops - {"..", "__pycache__"})
+        environment.link(*(top for top in there if not (environment.site / top.name).exists()))
+    environment.install(str(wheel), "--no-index", "--no-deps")
+    serves(environment, tmp_path, "--tp", "2")
+
+
+@pytest.mark.long
+def test_a_fresh_install_serves(wheel, tmp_path):
+    """By pip, from wherever it finds packages, with the versions that ``make`` installs."""
+    environment = Environment(tmp_path / "venv")
+    environment.install(f"{wheel}[serve]", "-c", str(ROOT / "constraints.txt"))
+    serves(environment, tmp_path)

@@ -90,6 +90,7 @@ def test_every_kind_of_value_comes_by_each_way(file):
         ({"STRATAKV_HOST_MEMORY": "1GiB"}, "host-ratio = 2.0",
          "or neither; --host-memory comes from STRATAKV_HOST_MEMORY; --host-ratio comes from"),
         ({}, "prot = 1", "--config FILE: it sets prot, which is no setting (port?); allowed are"),
+        ({}, "block_size = 1", "it sets block_size, which is no setting (page-tokens?); allowed"),
         ({}, "nothing_like_it = 1", "it sets nothing_like_it, which is no setting; allowed are"),
         ({}, "max-running = 1\nmax_running = 2", "--config FILE: it sets max-running twice"),
         ({}, "port = ", "allowed is a TOML file that can be read"),

@@ -6,22 +6,23 @@ not know which flags there are, or check what a setting may be (``choices``, ``c
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.familiar import meant
 from stratakv.core.flag_help import RENAMED
 from stratakv.core.options import Option, OptionKind, number_of
 
 
 class FlagParser(argparse.ArgumentParser):
-    """One that refuses what it does not know itself: with a verb's usage, not that of all verbs.
+    """One that refuses what it does not know itself, in one line, where a server's usage has sixty.
     Raises ConfigError where argparse would exit."""
 
     _needed: Mapping[str, str] = MappingProxyType({})
+    _positions: Mapping[str, str] = MappingProxyType({})
     parts: Mapping[str, "FlagParser"] = MappingProxyType({})
     """By the word that follows."""
 
@@ -44,6 +45,7 @@ class FlagParser(argparse.ArgumentParser):
             shown = f" (default: {option.shown_default})" if option.shown_default else ""
             text = option.help + shown
             if option.positional:
+                self._positions = {**self._positions, option.key: option.flag}
                 group.add_argument(
                     option.name, nargs="?", default=argparse.SUPPRESS, metavar=option.flag,
                     help=text,
@@ -59,6 +61,7 @@ class FlagParser(argparse.ArgumentParser):
     def need(self, name: str, allowed: str, kind: type[str | Path] = str) -> None:
         """An argument that must be there."""
         self._needed = {**self._needed, name: allowed}
+        self._positions = {**self._positions, name.lower(): name}
         self.add_argument(name.lower(), type=kind, metavar=name, help=allowed)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - one of its forms
@@ -67,15 +70,20 @@ class FlagParser(argparse.ArgumentParser):
         into = argparse.Namespace() if namespace is None else namespace
         known, unknown = super().parse_known_args(args, into)
         if unknown:
-            self.print_usage(sys.stderr)
             raise ConfigError(
-                f"{' '.join(unknown)}: not of {self.prog}; allowed is what the usage above names"
+                f"{' '.join(unknown)}: not of {self.prog}{self._meant(unknown[0])}; "
+                f"allowed is what `{self.prog} --help` lists"
             )
         return known, unknown
 
+    def _meant(self, word: str) -> str:
+        shown = dict(self._positions)
+        shown |= {flag.lstrip("-"): flag for flag in self.flags() if flag.startswith("--")}
+        like = meant(word.partition("=")[0], shown) if word.startswith("--") else None
+        return f" ({shown[like]}?)" if like else ""
+
     def error(self, message: str) -> NoReturn:
         """``message``: argparse's."""
-        self.print_usage(sys.stderr)
         if found := re.fullmatch(r"the following arguments are required: (\w+).*", message):
             raise ConfigError(f"{found[1]} is missing; allowed is {self._needed[found[1]]}")
         raise ConfigError(_reworded(message))

@@ -5,7 +5,6 @@ from no flag. Must not know what a value may be: the records of ``config`` do.
 """
 
 import argparse
-import difflib
 import re
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from stratakv.core.errors import ConfigError
+from stratakv.core.familiar import meant
 from stratakv.core.options import PREFIX, Option, Value
 
 Record = TypeVar("Record")
@@ -22,8 +22,6 @@ Record = TypeVar("Record")
 CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = f"{PREFIX}CONFIG"
 DEFAULT: Final = "default"
-LIKE: Final = 0.75
-"""How alike a name that is none must be to one that is, of 1, to be taken for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +133,10 @@ def _file(path: str, options: Sequence[Option]) -> Mapping[str, object]:
     for written, value in found.items():
         key = written.replace("_", "-")
         if key not in keys:
-            like = difflib.get_close_matches(key, keys, 1, LIKE)
-            meant = f" ({like[0]}?)" if like else ""
+            like = meant(key, keys)
+            asked = f" ({like}?)" if like else ""
             raise ConfigError(
-                f"{CONFIG_FLAG} {path}: it sets {written}, which is no setting{meant}; allowed are "
+                f"{CONFIG_FLAG} {path}: it sets {written}, which is no setting{asked}; allowed are "
                 "those that `stratakv config schema` prints"
             )
         if key in values:
@@ -150,10 +148,12 @@ def _file(path: str, options: Sequence[Option]) -> Mapping[str, object]:
 def _doubts(environment: Mapping[str, str], options: Sequence[Option]) -> tuple[str, ...]:
     """Others have variables that begin alike, as Kubernetes sets them for a service of our name."""
     known = {CONFIG_VARIABLE, *(option.variable for option in options)}
-    names = [name.removeprefix(PREFIX) for name in known]
+    names = {
+        variable.removeprefix(PREFIX).lower().replace("_", "-"): variable for variable in known
+    }
     found: list[str] = []
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:
-            like = difflib.get_close_matches(name.removeprefix(PREFIX), names, 1, LIKE)
-            found += [f"{name} is no setting; is {PREFIX}{one} meant?" for one in like]
+            like = meant(name.removeprefix(PREFIX), names)
+            found += [f"{name} is no setting; is {names[like]} meant?"] if like else []
     return tuple(found)
