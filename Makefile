@@ -12,7 +12,7 @@ export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-connect test-clients test-long mutants check docs format clean
+.PHONY: help demo serve test gpu test-connect test-clients test-long mutants check docs format clean
 .DEFAULT_GOAL := help
 
 $(VENV)/demo.stamp: $(BUILD)
@@ -66,7 +66,7 @@ serve: $(VENV)/demo.stamp ## keep a server running on the demo model
 # hangs is given up after minutes: ten of them say enough. Meta tests are a part of `make check`.
 test: $(VENV)/test.stamp ## set up and pass the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --maxfail=10 \
-	  -rs --durations=20 -m "not long and not connect and not clients" --ignore tests/meta
+	  -rs --durations=20 -m "not long and not connect and not clients and not gpu" --ignore tests/meta
 
 # One engine at a time takes both cores; each starts several times.
 test-connect: $(VENV)/test.stamp $(ENGINES)/newest.stamp ## the tiers in the released engines; needs 5 GB of disk
@@ -77,6 +77,10 @@ test-clients: $(VENV)/test.stamp $(CLIENTS)/stamp ## released clients against a 
 
 test-long: $(VENV)/test.stamp $(CLIENTS)/stamp ## the long campaigns
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -rs --durations=20 -m long
+
+# At most nine minutes a call; what is done is skipped by the next one.
+gpu: $(VENV)/test.stamp ## on a machine with a GPU: its tests, then its benches; figures in bench/results
+	TRITON_INTERPRET=0 $(BIN)/python -m scripts.gpu
 
 mutants: $(VENV)/mutants.stamp ## small bugs that some test must see: make mutants PACKAGES="tree policy"
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m scripts.mutants $(PACKAGES)

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from stratakv.connect import doctor_command
 from stratakv.core import logs
-from stratakv.core.choices import check_choice, check_model_directory, check_written, given
+from stratakv.core.choices import DEVICES, check_choice, check_model_directory, check_written, given
 from stratakv.core.completion import bash_completion
 from stratakv.core.config import EngineConfig, RouteConfig, ServerConfig, flag_of
 from stratakv.core.errors import ConfigError, RankLostError, StorageError
@@ -53,10 +53,10 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "match, lease, insert, evict of the prefix tree, beside SGLang's",
         ("python", "stand-ins"),
     ),
-    "transfer": ("copies between device and host", ()),
+    "transfer": ("copies between device and host", ("device",)),
     "serve": (
         "the engine by cache tier, beside Hugging Face's, and to the first token",
-        ("trace", "model"),
+        ("trace", "model", "device"),
     ),
     "policy": ("token hit rates of the eviction policies on a trace", ()),
     "storage": ("pages into a file store and back, beside a raw loop", ("directory", "redis")),
@@ -68,7 +68,7 @@ BENCHES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "disagg": ("prompts computed elsewhere: admission by group, and bytes", ()),
     "ranks": ("what ranks exchange in a step, beside bare collectives", ("tp",)),
     "growth": ("how the costs of steps and stores grow with their size", ()),
-    "sparse": ("what selected rows on the host cost and bring", ("selections", "text")),
+    "sparse": ("what selected rows on the host cost and bring", ("selections", "text", "device")),
     "observability": ("what metrics, the split of a step's time and log lines cost a step", ()),
     "http": ("how long others wait while a server works on a body that takes long", ("model",)),
     "connect": (
@@ -94,6 +94,11 @@ _BENCH_FLAGS: Final[Mapping[str, dict[str, Any]]] = {
         "metavar": "FILE",
         "help": "what the built-in model reads while its selections are recorded; default: its own "
         "sources",
+    },
+    "device": {
+        "choices": DEVICES,
+        "default": DEVICES[0],
+        "help": "what is measured; cuda has cases of its own (default: cpu)",
     },
     "tp": {"action": WholeNumber, "default": 2, "metavar": "INT", "help": "ranks (default: 2)"},
     "python": {"metavar": "FILE", "help": "the Python that has the engines (tree: SGLang)"},

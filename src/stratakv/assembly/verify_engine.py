@@ -23,6 +23,7 @@ from stratakv.core.ids import PageIds
 from stratakv.engine.executor import TokenSource
 from stratakv.engine.loop import Engine
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.tensors import on_host
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.engine.verify import StartSubject
 from stratakv.memory.mapped import POISON
@@ -86,6 +87,8 @@ def poison(pools: LayerTensors, group: CacheGroup, pages: PageIds) -> None:
         for layer in buffer.layers:
             raw = pools.layer(group.id, buffer.name, layer).view(torch.uint8)
             raw.index_fill_(0, torch.from_numpy(pages).long().to(raw.device), POISON)
+            if len(raw):
+                on_host(raw[:1])  # whatever stream comes next, it comes after this
 
 
 def store_worker(url: str, model: HuggingFaceModel, spec: CacheSpec, pages: Pages) -> IoWorker:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import EngineParts, build_engine
 from stratakv.bench.baselines import TARGETS, Baseline, compare, work_s
 from stratakv.bench.countdown import Countdown
@@ -19,11 +20,14 @@ from stratakv.bench.first_token import (
     FirstTokenCase,
     first_token,
 )
+from stratakv.bench.gpu_serve import run_on
 from stratakv.bench.play import PlayFigures, play
 from stratakv.bench.rig import config_for, errors_alone, one_thread
 from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, HYBRID, build
 from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
 from stratakv.core.choices import TIERS
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
 from stratakv.engine.model import HuggingFaceModel, load_model, wrap
 from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import spec_of
@@ -43,13 +47,19 @@ _Report: TypeAlias = dict[str, list[dict[str, object]]]
 MODE_NAMES: Final = {"off": "off", "device": "device", "host": "device+host"}
 
 
-def run(*, trace: str | None, model: str | None) -> dict[str, object]:
+def run(*, trace: str | None, model: str | None, device: str = "cpu") -> dict[str, object]:
     """Measure, and print three tables; what they say, also where it was interrupted (Ctrl-C) before
     all of it was there.
 
     ``trace``: a Mooncake-format file, in place of the generated chat. ``model``: a directory, in
-    place of the built-in random hybrid. ConfigError where either cannot be read.
+    place of the built-in random hybrid. ``device``: cuda has a model of its own. ConfigError where
+    either cannot be read, or goes with --device cpu alone.
     """
+    if device != "cpu":
+        for flag, given in (("--trace", trace), ("--model", model)):
+            if given is not None:
+                raise ConfigError(f"{flag}: allowed with --device cpu")
+        return run_on(device_of(EngineConfig(device=device)))
     report: _Report = {"modes": [], "baselines": [], "first_tokens": []}
     work = _PLAY_S * len(TIERS) + sum(map(work_s, BASELINES)) + _FIRST_TOKEN_S * len(FIRST_TOKENS)
     progress = Countdown(work)

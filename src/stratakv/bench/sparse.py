@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from stratakv.assembly.device import Device
+from stratakv.assembly.devices import device_of
 from stratakv.bench.sparse_pages import PageSizeCase, page_size_cases
 from stratakv.bench.sparse_recall import RecallCase, recall_cases
 from stratakv.bench.sparse_recorded import recorded_selections
@@ -37,6 +39,8 @@ from stratakv.bench.sparse_throughput import (
     ThroughputCase,
     throughput_cases,
 )
+from stratakv.core.config import EngineConfig
+from stratakv.core.errors import ConfigError
 from stratakv.sparse.hot_buffer import DEFAULT_PLANNER, MOST_ENTRIES, HotBuffers, HotBufferShape
 from stratakv.sparse.swap_in import Planner, Table, plan_swap_in
 
@@ -86,9 +90,22 @@ class PlanCase:
     us: float
 
 
-def run(selections: str | None = None, text: str | None = None) -> dict[str, object]:
+def _on_gpu(device: Device[Any]) -> dict[str, object]:
+    from stratakv.bench.gpu_sparse import run_on  # noqa: PLC0415 - only a GPU needs Triton
+
+    return run_on(device)
+
+
+def run(
+    selections: str | None = None, text: str | None = None, device: str = "cpu"
+) -> dict[str, object]:
     """Measure, and print tables; ten minutes. ConfigError where recorded ``selections`` or the
-    ``text`` that the built-in model reads cannot be used."""
+    ``text`` that the built-in model reads cannot be used. ``device``: cuda has its own kernels."""
+    if device != "cpu":
+        for flag, given in (("--selections", selections), ("--text", text)):
+            if given is not None:
+                raise ConfigError(f"{flag}: allowed with --device cpu")
+        return _on_gpu(device_of(EngineConfig(device=device)))
     recorded = None if selections is None else read_selections(Path(selections))
     watched = recorded_selections(text)
     print(f"one request, {TOP_K} of {ENTRIES} entries a step, one layer; rates are parts of them")

@@ -14,9 +14,12 @@ from typing import Final
 
 import numpy as np
 
+from stratakv.assembly.devices import device_of
+from stratakv.bench.gpu_transfer import run_on
 from stratakv.bench.rig import Laps, one_thread
 from stratakv.bench.transfer_case import TransferCase, TransferYardstick
 from stratakv.bench.transfer_v4 import PREFILL_TARGET, measure_v4, prefill_host_on_ratio
+from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
@@ -41,8 +44,10 @@ _SHAPES: Final = tuple(
 """(tokens, bytes) of a page, bytes of one layer of one buffer in it."""
 
 
-def run() -> dict[str, object]:
-    """Measure every shape, and print a table; ~40 s."""
+def run(*, device: str = "cpu") -> dict[str, object]:
+    """Measure every shape, and print a table; ~40 s. ``device``: cuda has shapes of its own."""
+    if device != "cpu":
+        return run_on(device_of(EngineConfig(device=device)))
     with one_thread():
         yardstick = TransferYardstick.of(COPY_BYTES)
         cases = [_measure(*shape, yardstick) for shape in _SHAPES]

@@ -1,0 +1,219 @@
+"""``stratakv bench serve --device cuda``: a model of 8B's shape, random, on a GPU.
+
+Owns the measurement: the first token of a long prompt that is computed, found on the device and
+loaded from the host, and decoding beside transformers with its fastest attention. Directly on the
+engine, without HTTP.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from stratakv.assembly.device import Device
+from stratakv.assembly.engine_plan import EnginePlan
+from stratakv.assembly.models import EngineParts, assemble, build_engine
+from stratakv.assembly.sizing import Sizes
+from stratakv.bench.rig import Laps, first_token_s, greedy
+from stratakv.core.config import EngineConfig
+from stratakv.core.ids import TokenIds
+from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.policy.checkpoints import last_end
+from stratakv.spec.derive import spec_of
+
+HIT_TARGET: Final = 0.1
+"""A host hit to a recompute, at most."""
+DECODE_TARGET: Final = 3.0
+"""Tokens a second to transformers', at least."""
+ROUNDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuShape:
+    """Of the model and of what is asked: ``prompt_tokens`` of the long prompt, ``batch`` requests
+    that decode ``new_tokens`` each behind ``short_tokens``."""
+
+    hidden: int = 4096
+    layers: int = 32
+    heads: int = 32
+    key_heads: int = 8
+    inner: int = 14336
+    vocabulary: int = 128256
+    dtype: torch.dtype = torch.bfloat16
+    prompt_tokens: int = 32768
+    batch: int = 32
+    short_tokens: int = 256
+    new_tokens: int = 128
+    page_tokens: int = 64
+    chunk_tokens: int = 2048
+
+    def config(self) -> LlamaConfig:
+        return LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_heads,
+            max_position_embeddings=2 * self.prompt_tokens,
+            eos_token_id=None,
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        head_bytes = self.hidden // self.heads * self.dtype.itemsize
+        return 2 * self.layers * self.key_heads * head_bytes
+
+
+EIGHT_B: Final = GpuShape()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuServeFigures:
+    """Medians, but for the recompute, which is one. ``*_ratio`` of a hit: to the recompute; of
+    decoding: to transformers' tokens a second."""
+
+    recompute_ms: float
+    device_hit_ratio: float
+    host_hit_ratio: float
+    decode_tok_s: float
+    transformers_tok_s: float
+    decode_ratio: float
+
+
+def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
+    """Measure, and print the figures; minutes on a GPU."""
+    print(f"llama of {shape.layers} layers x {shape.hidden}, {shape.dtype}, random, on {device.at}")
+    theirs_s = _transformers_s(_module(device.at, shape), shape)
+    model = wrap(_module(device.at, shape))
+    laps = _first_tokens(device, model, shape)
+    ours_s = _decode_s(device, model, shape)
+    recompute_s, output = laps.median_s("recompute"), shape.batch * shape.new_tokens
+    found = GpuServeFigures(
+        recompute_ms=recompute_s * 1000,
+        device_hit_ratio=laps.median_s("device") / recompute_s,
+        host_hit_ratio=laps.median_s("host") / recompute_s,
+        decode_tok_s=output / ours_s,
+        transformers_tok_s=output / theirs_s,
+        decode_ratio=theirs_s / ours_s,
+    )
+    print(
+        f"first token of {shape.prompt_tokens:,}: computed {found.recompute_ms:.0f} ms, on the "
+        f"device {found.device_hit_ratio:.3f}, from the host {found.host_hit_ratio:.3f} of that "
+        f"(at most {HIT_TARGET})"
+    )
+    print(
+        f"{shape.batch} x {shape.new_tokens} tokens: {found.decode_tok_s:.0f} a second, "
+        f"transformers {found.transformers_tok_s:.0f}: {found.decode_ratio:.2f} (at least "
+        f"{DECODE_TARGET})"
+    )
+    return {"device": str(device.at), **asdict(found)}
+
+
+def _module(at: torch.device, shape: GpuShape) -> PreTrainedModel:
+    with torch.device(at):
+        torch.manual_seed(0)
+        config = shape.config()
+        module = AutoModelForCausalLM.from_config(
+            config, dtype=shape.dtype, attn_implementation="sdpa"
+        )
+    return module.eval().requires_grad_(requires_grad=False)
+
+
+def _prompts(shape: GpuShape, count: int, tokens: int) -> Sequence[TokenIds]:
+    random = np.random.default_rng(tokens)
+    return [random.integers(0, shape.vocabulary, tokens, dtype=np.int32) for _ in range(count)]
+
+
+def _transformers_s(module: PreTrainedModel, shape: GpuShape) -> float:
+    """Of the second of two runs."""
+    prompts = np.stack(_prompts(shape, shape.batch, shape.short_tokens)).astype(np.int64)
+    ids = torch.from_numpy(prompts).to(module.device)
+    taken_s = 0.0
+    for _ in range(2):
+        begin = time.perf_counter()
+        out = module.generate(  # pyright: ignore[reportCallIssue] - as of every causal LM
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=shape.new_tokens,
+            do_sample=False, pad_token_id=0,
+        )  # fmt: skip
+        out.cpu()
+        taken_s = time.perf_counter() - begin
+    return taken_s
+
+
+def _engine(
+    device: Device[Any], model: HuggingFaceModel, shape: GpuShape, tokens: int, running: int
+) -> EngineParts:
+    """Its device holds so many tokens, in whole pages, and some."""
+    size = (tokens + 4 * shape.page_tokens * running + shape.chunk_tokens) * shape.token_bytes
+    config = EngineConfig(
+        device="cpu" if device.at.type == "cpu" else "cuda",
+        page_tokens=shape.page_tokens,
+        device_memory=f"{size}B",
+        host_memory=f"{4 * size}B",
+        max_running=running,
+        max_model_len=tokens // running + shape.page_tokens,
+        chunk_tokens=shape.chunk_tokens,
+        step_tokens=shape.chunk_tokens + running,
+        chat_tokens=tokens // running,
+    )
+    return build_engine(model, config, device)
+
+
+def _exact(device: Device[Any], model: HuggingFaceModel, shape: GpuShape) -> EngineParts:
+    """Its device holds one long prompt, and no page more: what is found there is found whole."""
+    longest = shape.prompt_tokens + 2
+    config = EngineConfig(
+        max_running=1,
+        max_model_len=longest,
+        chunk_tokens=shape.chunk_tokens,
+        step_tokens=shape.chunk_tokens + 1,
+        load_back_budget=longest,
+    )
+    spec = spec_of(model.config, page_tokens=shape.page_tokens, dtype=model.dtype)
+    pages = -(-longest // shape.page_tokens)
+    sizes = Sizes.of(spec, (pages,), (4 * pages,), longest)
+    ahead = device.steps_at_once
+    plan = EnginePlan.of(config, sizes, model.fingerprint, steps_at_once=ahead)
+    return assemble(model, plan, device=device)
+
+
+def _first_tokens(device: Device[Any], model: HuggingFaceModel, shape: GpuShape) -> Laps:
+    """Two prompts, of which the device holds one: each drives the other to the host."""
+    laps = Laps()
+    parts = _exact(device, model, shape)
+    try:
+        hit = last_end(shape.prompt_tokens, shape.page_tokens) * shape.page_tokens
+        one, other = _prompts(shape, 2, shape.prompt_tokens)
+        for prompt in (one, other):  # the first one compiles kernels
+            laps.add("recompute", first_token_s(parts.engine, prompt, (0, 0, 0)))
+        for _ in range(ROUNDS + 1):
+            for prompt, away in ((other, one), (one, other)):
+                laps.add("device", first_token_s(parts.engine, prompt, (hit, 0, 0)))
+                laps.add("host", first_token_s(parts.engine, away, (0, hit, 0)))
+        parts.engine.check()
+    finally:
+        parts.close()
+    return laps
+
+
+def _decode_s(device: Device[Any], model: HuggingFaceModel, shape: GpuShape) -> float:
+    """Of the second of two runs, on other prompts."""
+    tokens = shape.batch * (shape.short_tokens + shape.new_tokens)
+    parts, taken_s = _engine(device, model, shape, tokens, shape.batch), 0.0
+    prompts = _prompts(shape, 2 * shape.batch, shape.short_tokens)
+    try:
+        for turn in range(2):
+            begin = time.perf_counter()
+            for at, prompt in enumerate(prompts[turn * shape.batch : (turn + 1) * shape.batch]):
+                parts.engine.submit(greedy(f"{turn} {at}", prompt, shape.new_tokens))
+            while parts.engine.has_work():
+                parts.engine.step()
+            taken_s = time.perf_counter() - begin
+    finally:
+        parts.close()
+    return taken_s

@@ -1,0 +1,13 @@
+"""Tests that need a GPU: collected where Triton does not interpret, as ``make gpu`` has it."""
+
+import os
+
+import pytest
+
+collect_ignore_glob = [] if os.environ["TRITON_INTERPRET"] == "0" else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/gpu/" in item.nodeid:
+            item.add_marker(pytest.mark.gpu)
