@@ -15,7 +15,7 @@ from stratakv.engine import cuda_facts
 
 TINY = GpuShape(
     hidden=64, layers=2, heads=4, key_heads=2, inner=96, vocabulary=300, dtype=torch.float32,
-    prompt_tokens=512, batch=3, short_tokens=40, new_tokens=8, page_tokens=16, chunk_tokens=64,
+    prompt_tokens=512, batch=3, short_tokens=40, new_tokens=24, page_tokens=16, chunk_tokens=64,
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def test_a_model_is_asked_for_first_tokens_and_for_many(capsys):
         found["decode_tok_s"] / found["transformers_tok_s"]
     )
     assert found["host_hit_ratio"] < 1
+    assert found["traffic_ratio"] > 0
     assert "first token of 512" in capsys.readouterr().out
     assert replace(TINY, dtype=torch.bfloat16).token_bytes == TINY.token_bytes // 2
 

@@ -20,16 +20,23 @@ from stratakv.assembly.models import EngineParts, assemble, build_engine
 from stratakv.assembly.sizing import Sizes
 from stratakv.bench.rig import Laps, first_token_s, greedy
 from stratakv.core.config import EngineConfig
-from stratakv.core.ids import TokenIds
+from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.derive import spec_of
+from stratakv.spec.groups import CacheSpec
+from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 
 HIT_TARGET: Final = 0.1
 """A host hit to a recompute, at most."""
 DECODE_TARGET: Final = 3.0
 """Tokens a second to transformers', at least."""
+TRAFFIC_TARGET: Final = 1.05
+"""A decode step beside copies to one without, at most."""
 ROUNDS: Final = 3
+TRAFFIC_PAGES: Final = 32
+"""Of a plan, each way."""
+TRAFFIC_LAPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,8 @@ EIGHT_B: Final = GpuShape()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuServeFigures:
     """Medians, but for the recompute, which is one. ``*_ratio`` of a hit: to the recompute; of
-    decoding: to transformers' tokens a second."""
+    decoding: to transformers' tokens a second; of traffic: a decode step beside copies both ways
+    to one without."""
 
     recompute_ms: float
     device_hit_ratio: float
@@ -83,6 +91,7 @@ class GpuServeFigures:
     decode_tok_s: float
     transformers_tok_s: float
     decode_ratio: float
+    traffic_ratio: float
 
 
 def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
@@ -100,6 +109,7 @@ def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
         decode_tok_s=output / ours_s,
         transformers_tok_s=output / theirs_s,
         decode_ratio=theirs_s / ours_s,
+        traffic_ratio=_beside_traffic(device, model, shape),
     )
     print(
         f"first token of {shape.prompt_tokens:,}: computed {found.recompute_ms:.0f} ms, on the "
@@ -111,6 +121,7 @@ def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
         f"transformers {found.transformers_tok_s:.0f}: {found.decode_ratio:.2f} (at least "
         f"{DECODE_TARGET})"
     )
+    print(f"a step beside copies: {found.traffic_ratio:.3f} (at most {TRAFFIC_TARGET})")
     return {"device": str(device.at), **asdict(found)}
 
 
@@ -217,3 +228,57 @@ def _decode_s(device: Device[Any], model: HuggingFaceModel, shape: GpuShape) -> 
     finally:
         parts.close()
     return taken_s
+
+
+class CopyTraffic:
+    """Copies of pages that nobody else has, one plan each way at a time, as long as asked."""
+
+    def __init__(self, device: Device[Any], spec: CacheSpec) -> None:
+        pages = (TRAFFIC_PAGES,) * len(spec.groups)
+        pools = device.pools(spec, pages)
+        arenas = [device.arenas(group, TRAFFIC_PAGES) for group in spec.groups]
+        self.engine = device.transfer(spec, pools, arenas)
+        every = np.arange(TRAFFIC_PAGES, dtype=np.int32)
+        self._copies = tuple(GroupCopy(group.id, every, every) for group in spec.groups)
+        self._open = dict.fromkeys(Direction, 0)
+
+    def keep_going(self) -> None:
+        for direction in Direction:
+            self._open[direction] -= len(self.engine.take(direction, self.engine.ready(direction)))
+            if not self._open[direction]:
+                self.engine.submit(CopyPlan(direction, self._copies))
+                self._open[direction] = 1
+
+    def end(self) -> None:
+        while any(self._open.values()):
+            for direction in Direction:
+                ended = self.engine.take(direction, self.engine.ready(direction))
+                self._open[direction] -= len(ended)
+
+
+def _beside_traffic(device: Device[Any], model: HuggingFaceModel, shape: GpuShape) -> float:
+    """Laps without and with copies in turn, while the same requests decode."""
+    spec = spec_of(model.config, page_tokens=shape.page_tokens, dtype=model.dtype)
+    traffic = CopyTraffic(device, spec)
+    tokens, laps = shape.batch * (shape.short_tokens + shape.new_tokens), Laps()
+    parts = _engine(device, model, shape, tokens, shape.batch)
+    steps = (shape.new_tokens - shape.batch // 4) // (2 * TRAFFIC_LAPS + 2)
+    try:
+        for at, prompt in enumerate(_prompts(shape, shape.batch, shape.short_tokens)):
+            parts.engine.submit(greedy(f"{at}", prompt, shape.new_tokens))
+        started: set[RequestId] = set()
+        while len(started) < shape.batch:
+            started |= {output.request for output in parts.engine.step()}
+        for lap in range(2 * TRAFFIC_LAPS):
+            busy = bool(lap % 2)
+            begin = time.perf_counter()
+            for _ in range(max(1, steps)):
+                if busy:
+                    traffic.keep_going()
+                parts.engine.step()
+            laps.add("beside" if busy else "alone", time.perf_counter() - begin)
+            traffic.end()
+    finally:
+        parts.close()
+        traffic.engine.close()
+    return laps.ratio("beside", "alone")
