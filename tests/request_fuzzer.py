@@ -92,7 +92,7 @@ def _own(field: str) -> Iterator[object]:
             yield from ("a|b", "(a", "(a+)+$", "\\d{1000}", "a{0}", "(?=a)b", "x" * 5000)
         case "guided_choice":
             yield from (["a"], ["a", "b"], [1], ["a"] * 4096, ["a"] * 4097, [LONE], ['"'])
-        case "ebnf" | "guided_grammar":
+        case "ebnf" | "guided_grammar" | "grammar":
             yield from (
                 'root ::= "a"',
                 'start: "a"',

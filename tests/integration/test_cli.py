@@ -237,6 +237,13 @@ def test_a_flag_that_others_have_or_that_is_misspelt_names_the_one_that_is_meant
         assert f" ({meant}?); allowed is what" in refused
 
 
+def test_the_command_loads_no_store_before_it_knows_what_it_is_to_do():
+    """Which takes a seventh of a second, and may warn before it is known how a log looks."""
+    code = "import sys, stratakv.cli; print(*sorted({'numpy', 'torch'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 def test_names_that_others_use_are_not_ours_and_stand_for_some_that_are():
     words = argument_parser().parts["serve"].format_help()
     ours = set(re.findall(r"--([a-z][\w-]*)", words)) | {"model"}

@@ -1,4 +1,5 @@
 import json
+import re
 from functools import reduce
 
 import numpy as np
@@ -369,3 +370,21 @@ def test_a_deep_schema_of_a_tool_is_taken_or_refused(levels):
         return
     with pytest.raises(ApiError, match=f"at most {MOST_DEPTH} are allowed"):
         chat_call(read_object(json.dumps(body).encode()), VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": 5}, "'prompt': expected a string or an array, got an integer"),
+        ({"prompt": ["a", 5]}, "'prompt[1]': expected a string or an array of token ids, got an i"),
+        ({"stop": 5}, "'stop': expected a string or an array of strings, got an i"),
+    ],
+)
+def test_a_refusal_of_a_type_names_all_that_are_taken(body, words):
+    with pytest.raises(ApiError, match=re.escape(f"invalid type for {words}")):
+        completion(**body)
+
+
+def test_a_body_with_an_endless_integer_is_refused_in_words_for_clients():
+    with pytest.raises(ApiError, match=r"not valid JSON: an integer has thousands of digits$"):
+        read_object(b'{"max_tokens": 1' + b"0" * 5000 + b"}")

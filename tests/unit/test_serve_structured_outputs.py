@@ -48,6 +48,7 @@ def test_one_form_in_many_spellings():
     assert grammar_of({"structured_outputs": {"choice": ["yes", 'n"o']}})[1] == choice
     _, grammar = grammar_of({"ebnf": 'root ::= "a" | "b"'})
     assert grammar_of({"guided_grammar": 'root ::= "a" | "b"'})[1] == grammar
+    assert grammar_of({"grammar": 'root ::= "a" | "b"'}) == ("grammar", grammar)
     _, any_object = grammar_of({"response_format": {"type": "json_object"}})
     assert grammar_of({"structured_outputs": {"json_object": True}})[1] == any_object
 

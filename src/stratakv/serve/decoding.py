@@ -19,6 +19,7 @@ from stratakv.serve.hand_off import HandOffRequest, RemoteDecode, RemotePrefill
 
 MAX_CHOICES: Final = 128
 MAX_STOPS: Final = 64
+_STOPS: Final = "a string or an array of strings"
 MAX_STOP_CHARS: Final = 1024
 MAX_TOKEN_LIST: Final = 1024
 """Of token ids in ``stop_token_ids`` and ``logit_bias``."""
@@ -248,13 +249,13 @@ def _id(data: JsonObject) -> str | None:
 def _stops(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
-    found = [value] if isinstance(value, str) else fields.array("stop", value)
+    found = [value] if isinstance(value, str) else fields.array("stop", value, _STOPS)
     if len(found) > MAX_STOPS:
         raise invalid("stop", f"'stop' holds {len(found)} strings, at most {MAX_STOPS} are allowed")
     stops: list[str] = []
     for stop in found:
         if not isinstance(stop, str):
-            raise fields.wrong_type("stop", "a string or an array of strings", stop)
+            raise fields.wrong_type("stop", _STOPS, stop)
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise invalid("stop", f"a 'stop' string has 1 to {MAX_STOP_CHARS} characters")
         stops.append(fields.well_formed("stop", stop))

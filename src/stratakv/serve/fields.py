@@ -45,11 +45,17 @@ def parse_object(
     try:
         data: object = json.loads(body.decode(), parse_constant=constant, parse_int=integer)
     except (ValueError, RecursionError) as error:  # ValueError: syntax, UTF-8, endless integers
-        message = f"the request body is not valid JSON: {error}"
+        why = "an integer has thousands of digits" if _endless(error) else error
+        message = f"the request body is not valid JSON: {why}"
         raise ApiError(message, code="invalid_json") from None
     if not isinstance(data, dict):
         raise ApiError(f"the request body must be a JSON object, not {named(data)}")
     return cast("JsonObject", data)
+
+
+def _endless(error: Exception) -> bool:
+    """Whether Python gave up on an integer: its words are for who wrote the program."""
+    return "set_int_max_str_digits" in str(error)
 
 
 def named(value: object) -> str:
@@ -145,11 +151,12 @@ def plain(param: str, value: JsonObject) -> JsonObject:
     return json.loads(well_formed(param, text))
 
 
-def array(param: str, value: object) -> Sequence[object]:
+def array(param: str, value: object, wanted: str = "an array") -> Sequence[object]:
+    """``wanted``: in a refusal, what else would be taken."""
     if isinstance(value, IntegerArray):
         return value.values.tolist()
     if not isinstance(value, list):
-        raise wrong_type(param, "an array", value)
+        raise wrong_type(param, wanted, value)
     return cast("Sequence[object]", value)
 
 

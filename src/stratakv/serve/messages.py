@@ -121,7 +121,8 @@ def _content(param: str, value: object) -> str:
     if value is None:
         raise ApiError(f"'{param}' is required", param=param, code="missing_required_parameter")
     return "\n".join(
-        _part(f"{param}[{i}]", part) for i, part in enumerate(fields.array(param, value))
+        _part(f"{param}[{i}]", part)
+        for i, part in enumerate(fields.array(param, value, "a string or an array of parts"))
     )
 
 

@@ -79,6 +79,7 @@ _SHAPES: Final[Mapping[str, Json]] = {
     "guided_regex": _PATTERN,
     "ebnf": _PATTERN,
     "guided_grammar": _PATTERN,
+    "grammar": _PATTERN,
     "guided_choice": {"type": ["array", "null"]},
 }
 _ABOUT: Final[Mapping[str, str]] = {

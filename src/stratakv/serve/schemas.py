@@ -235,12 +235,14 @@ def detokenize_call(data: JsonObject, vocab: int, most: int) -> TokenIds:
     return found
 
 
-def token_ids(param: str, value: object, vocab: int) -> TokenIds:
-    """A list of token ids as int32 [n], n >= 1."""
+def token_ids(
+    param: str, value: object, vocab: int, wanted: str = "an array of token ids"
+) -> TokenIds:
+    """A list of token ids as int32 [n], n >= 1. ``wanted``: as of ``fields.array``."""
     if isinstance(value, fields.IntegerArray):
         _check_tokens(param, int(value.values.min()), int(value.values.max()), vocab)
         return value.values.astype(np.int32)
-    found = fields.array(param, value)
+    found = fields.array(param, value, wanted)
     if not found:
         raise invalid(param, f"'{param}' must hold at least one token")
     for kind in set(map(type, found)) - {int}:
@@ -280,7 +282,7 @@ def _prompts(value: object, vocab: int) -> tuple[str | TokenIds, ...]:
         return (_text_prompt("prompt", value),)
     if isinstance(value, fields.IntegerArray):
         return (token_ids("prompt", value, vocab),)
-    found = fields.array("prompt", value)
+    found = fields.array("prompt", value, "a string or an array")
     if not found:
         raise invalid("prompt", "'prompt' must not be empty")
     if type(found[0]) is int:
@@ -288,7 +290,7 @@ def _prompts(value: object, vocab: int) -> tuple[str | TokenIds, ...]:
     return tuple(
         _text_prompt(f"prompt[{i}]", one)
         if isinstance(one, str)
-        else token_ids(f"prompt[{i}]", one, vocab)
+        else token_ids(f"prompt[{i}]", one, vocab, "a string or an array of token ids")
         for i, one in enumerate(found)
     )
 

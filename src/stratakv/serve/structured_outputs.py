@@ -17,7 +17,7 @@ from stratakv.serve.json_body import ValueBudget
 
 FIELDS: Final = frozenset({
     "response_format", "structured_outputs", "regex", "json_schema", "ebnf", "guided_json",
-    "guided_regex", "guided_choice", "guided_grammar",
+    "guided_regex", "guided_choice", "guided_grammar", "grammar",
 })  # fmt: skip
 _IN_STRUCTURED_OUTPUTS: Final[Mapping[str, str]] = {
     "json": "guided_json", "regex": "guided_regex", "choice": "guided_choice",

@@ -14,7 +14,6 @@ from stratakv.core.choices import (
     check_written,
 )
 from stratakv.core.flag_parser import FlagParser, WholeNumber
-from stratakv.serve.verify_storage import check_store
 
 
 def add_verb(add_parser: Callable[..., FlagParser], run: Callable[..., int]) -> None:
@@ -68,6 +67,8 @@ def verify(arguments: argparse.Namespace) -> int:
         check_count(flag, count)
     check_model_directory("MODEL", arguments.model)
     if arguments.storage is not None:
+        from stratakv.serve.verify_storage import check_store  # noqa: PLC0415 - loads stores
+
         check_store(arguments.storage)
     import torch  # noqa: PLC0415 - bad flags answer without loading torch
 
