@@ -114,10 +114,16 @@ def test_from_the_command_line(live, http, tmp_path, capsys, monkeypatch):
         ({"admin_key": "b"}, None, 401),
     ],
 )
-def test_it_shows_others_requests_so_it_is_the_operators(tmp_path, keys, given, status):
+def test_it_shows_others_requests_so_it_is_the_operators(
+    tmp_path, monkeypatch, capsys, keys, given, status
+):
     engine = EchoEngine()
     service = make_service(Tokenizer(train_tokenizer(tmp_path)), engine, **keys)
     headers = {} if given is None else {"Authorization": f"Bearer {given}"}
     with running(service, engine) as live:
         answer = httpx.post(live.url + WHY, json={"request": "x"}, headers=headers)
-    assert answer.status_code == status
+        assert answer.status_code == status
+        monkeypatch.setenv("STRATAKV_ADMIN_KEY", given or "")
+        assert main(["why-miss", "x", "--url", live.url]) == 2
+    named = "--admin-key, which is taken from STRATAKV_ADMIN_KEY" in capsys.readouterr().err
+    assert named == (status == 401)

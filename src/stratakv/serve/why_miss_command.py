@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,6 +19,8 @@ from stratakv.core.choices import check_written
 from stratakv.core.errors import ConfigError
 
 TIMEOUT_S: Final = 60.0
+KEY: Final = "STRATAKV_ADMIN_KEY"
+"""A variable: what stands on a command line, others see."""
 Json = Mapping[str, Any]
 
 
@@ -82,7 +85,7 @@ def _body(path: str) -> Json:
 
 def _ask(url: str, question: Json) -> Json:
     headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("STRATAKV_ADMIN_KEY"):
+    if key := os.environ.get(KEY):
         headers["Authorization"] = f"Bearer {key}"
     where = url.rstrip("/") + "/cache/why_miss"
     asked = Request(where, json.dumps(question).encode(), headers)
@@ -90,7 +93,10 @@ def _ask(url: str, question: Json) -> Json:
         with urlopen(asked, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except HTTPError as error:
-        raise ConfigError(f"--url {url}: {_reason(error)}") from error
+        reason = _reason(error)
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            reason += f"; allowed is the server's --admin-key, which is taken from {KEY}"
+        raise ConfigError(f"--url {url}: {reason}") from error
     except (URLError, HTTPException, OSError, ValueError) as error:
         raise ConfigError(
             f"--url {url}: allowed is that of a stratakv server that runs; {error}"
