@@ -83,16 +83,17 @@ class OffloadCase:
 
     @contextmanager
     def engine(
-        self, buffer, selected=None, host=None, copier=DEFAULT_COPIER, role=None, **settings
-    ):
-        """``selected``: device pages of the group whose home is the host; None: for one request.
-        ``host``: its host pages; None: plenty."""
+        self, buffer, selected=None, host=None, copier=DEFAULT_COPIER, role=None, device=None,
+        **settings,
+    ):  # fmt: skip
+        """``device``: COUNTED, if none is given. ``selected``: device pages of the group whose home
+        is the host; None: for one request. ``host``: its host pages; None: plenty."""
         selected = self.least(buffer) if selected is None else selected
-        device, hosts = self.pages(selected, self.host[1] if host is None else host)
+        pages, hosts = self.pages(selected, self.host[1] if host is None else host)
         CountedRows.rows = CountedRows.pages_read = 0
         with small_engine(
-            self.model, self.config(buffer, **settings), device, hosts, copier,
-            role=role, device_kind=COUNTED,
+            self.model, self.config(buffer, **settings), pages, hosts, copier,
+            role=role, device_kind=COUNTED if device is None else device,
         ) as parts:  # fmt: skip
             yield parts
 

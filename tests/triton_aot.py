@@ -26,6 +26,7 @@ from stratakv.engine.deepseek import triton_best_keys
 from stratakv.engine.kernels import Expanded, IndexKeys, Paged, SelectedRows
 from stratakv.engine.paged_layer import LatentPages, Scoring
 from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.engine.triton_swap_ins import room_of
 from stratakv.sparse import triton_swap_in
 from stratakv.sparse.reads import EntryPlaces
 from stratakv.spec.retention import KeepAll, KeepWindow
@@ -156,15 +157,16 @@ def swapped_in(rows, top_k, entries, hides):
     asked = np.zeros((rows, top_k), np.int64)
     hidden = np.zeros(asked.shape, np.bool_) if hides else None
     which = np.zeros(rows, np.int32)
-    tensors = PlanTensors.of(which, asked, hidden, places, resident, resident.astype(np.int16))
-    triton_swap_in.launch_plan(tensors, 64, hides=hides)
+    order = resident.astype(np.int16)
+    tensors = PlanTensors.of(which, asked, hidden, places, resident, order)
+    triton_swap_in.launch_plan(tensors.asked, tensors.tables, tensors.planned, 64)
 
 
 def copied_rows(row_bytes):
     targets = torch.zeros(2, 2048, dtype=torch.int64)
     base = 1 << 40
     route = triton_swap_in.RowRoute(base, base, 64 * row_bytes, 61 * 64 * row_bytes, row_bytes)
-    triton_swap_in.launch_rows(route, targets, targets, torch.zeros(2, dtype=torch.int32), 64)
+    triton_swap_in.launch_rows(route, room_of(targets, 2048), 64)
 
 
 def copied(size):

@@ -19,7 +19,7 @@ SOURCES = (
     "engine/lora_hooks.py", "engine/lora_config.py", "engine/adapters.py", "engine/runner.py",
     "engine/forward.py", "engine/rows.py", "engine/selected_rows.py", "engine/hf_cache.py",
     "engine/last_hidden.py", "engine/parallel.py", "engine/batch.py", "engine/scratch_limit.py",
-    "engine/triton_attention.py", "engine/page_selection.py",
+    "engine/triton_attention.py", "engine/triton_blocks.py", "engine/page_selection.py",
 )  # fmt: skip
 PINNED = {b"stratakv-arithmetic-1": "be7bad4ec7871992"}
 """What the sources were when a revision was new."""
@@ -39,6 +39,7 @@ WAIVERS: dict[str, str] = {
     "b4e301a50475fa0b": "the same, the largest of a row by bits, and pages by bounds (a new cache)",
     "b172220c00459b5d": "the same, and indexers ask their kernels; a GPU's have not chosen before",
     "51ea167c06244452": "the same, and what is chosen and what is finite come to the host together",
+    "db3f36e3d5ef22f7": "the same, and kernels say who plans swap-ins; the CPU's way is as it was",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

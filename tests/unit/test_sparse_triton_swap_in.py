@@ -2,12 +2,14 @@
 rows come whole."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from stratakv.core.ids import NONE
+from stratakv.engine.triton_swap_ins import room_of
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
 from stratakv.sparse.reads import EntryPlaces, NumpyReads
 from stratakv.sparse.swap_in import empty_marks, plan_swap_in
@@ -17,7 +19,6 @@ from stratakv.sparse.triton_swap_in import (
     ROWS,
     CopyLaunch,
     RowRoute,
-    launch_plan,
     launch_rows,
     plan_warps,
 )
@@ -65,13 +66,12 @@ class Both:
         copies = reads.place(self.places, rows, swap, found)
 
         mine = PlanTensors.of(rows, entries, hidden, self.places, self.resident, self.lru)
-        launch_plan(mine, self.places.page_rows, hides=hides)
-        self.resident, self.lru = mine.resident.numpy(), mine.lru.numpy()
-        assert mine.selection.tolist() == selection.tolist()
-        assert mine.positions.tolist() == swap.positions.tolist()
-        assert mine.missed.tolist() == swap.missed.tolist()
-        assert mine.found.tolist() == found.tolist()
-        assert (mine.marks == -1).all()
+        planned = mine.launch()
+        self.resident, self.lru = mine.tables.resident.numpy(), mine.tables.lru.numpy()
+        assert planned.selection.tolist() == selection.tolist()
+        assert planned.positions.tolist() == swap.positions.tolist()
+        assert planned.missed.tolist() == swap.missed.tolist()
+        assert planned.reads.tolist() == found.tolist()
         assert self.resident.tolist() == self.buffers.resident[0].tolist()
         assert self.lru.tolist() == self.buffers.lru[0].tolist()
         size = self.places.page_rows
@@ -153,32 +153,37 @@ def tensors(rows):
 def test_who_is_not_spilled_has_no_plan_and_keeps_what_was_found():
     """Nor has padding of a batch, as graphs have it."""
     made = tensors([NONE, 1, NONE])
-    launch_plan(made, 2, hides=False)
-    assert made.misses.tolist() == [0, 3, 0]
-    assert (made.found[[0, 2]] == UNREAD).all()
-    assert (made.found[1] != UNREAD).all()
-    assert made.positions[[0, 2]].tolist() == [[NONE] * 3] * 2
-    assert not made.missed[[0, 2]].any()
-    assert (made.resident[0] == NONE).all()
-    assert made.lru[0].tolist() == [0, 1, 2, 3]
+    planned = made.launch()
+    assert planned.misses.tolist() == [0, 3, 0]
+    assert (planned.reads[[0, 2]] == UNREAD).all()
+    assert (planned.reads[1] != UNREAD).all()
+    assert planned.positions[[0, 2]].tolist() == [[NONE] * 3] * 2
+    assert not planned.missed[[0, 2]].any()
+    assert (made.tables.resident[0] == NONE).all()
+    assert made.tables.lru[0].tolist() == [0, 1, 2, 3]
 
 
 def test_nobody_is_there():
-    launch_plan(tensors([]), 2, hides=False)
-    empty = torch.empty(0, 3, dtype=torch.int64)
-    launch_rows(RowRoute(0, 0, 16, 16, 16), empty, empty, empty[:, 0].int(), 1)
+    launch_rows(RowRoute(0, 0, 16, 16, 16), tensors([]).launch(), 1)
 
 
 def test_all_requests_may_share_their_entries():
     """As where all entries are read: a row of columns for everybody."""
     made = tensors([0, 1])
-    made.entries = torch.arange(3).expand(2, -1)
-    launch_plan(made, 2, hides=False)
-    assert made.selection.tolist() == [[0, 1, 2]] * 2
-    assert made.sources.tolist() == [[0, 1, 2], [8, 9, 10]]
+    made.asked = replace(made.asked, entries=torch.arange(3).expand(2, -1))
+    planned = made.launch()
+    assert planned.selection.tolist() == [[0, 1, 2]] * 2
+    assert planned.sources.tolist() == [[0, 1, 2], [8, 9, 10]]
 
 
 # --- the copy ------------------------------------------------------------------------------------
+
+
+def copied(route, targets, sources, counts, page_rows):
+    planned = room_of(targets, 1)
+    misses = torch.tensor(counts, dtype=torch.int32)
+    ends = replace(planned, targets=targets, sources=sources, misses=misses)
+    launch_rows(route, ends, page_rows)
 
 
 class Ends:
@@ -221,7 +226,7 @@ def test_rows_go_where_they_belong_and_nothing_else_changes(row_bytes, page_rows
             row = slice(inside * row_bytes, (inside + 1) * row_bytes)
             right[page, row] = ends.row(ends.host, of)
     before = ends.host.clone()
-    launch_rows(ends.route, targets, sources, torch.tensor(counts, dtype=torch.int32), page_rows)
+    copied(ends.route, targets, sources, counts, page_rows)
     assert ends.device.equal(right)
     assert ends.host.equal(before)
 
@@ -230,7 +235,7 @@ def test_more_rows_are_missed_than_go_at_once():
     ends, count = Ends(32, 4, pages=80), 3 * ROWS * COPYING // 2 + 1
     targets = torch.randperm(320, generator=torch.Generator().manual_seed(1))[None, :count]
     sources = torch.arange(count)[None].flip(1).contiguous()
-    launch_rows(ends.route, targets.contiguous(), sources, torch.tensor([count]).int(), 4)
+    copied(ends.route, targets.contiguous(), sources, [count], 4)
     for to, of in zip(targets[0].tolist(), sources[0].tolist(), strict=True):
         assert ends.row(ends.device, to).equal(ends.row(ends.host, of))
 
@@ -243,8 +248,7 @@ def test_rows_may_lie_further_than_32_bits_reach(row_bytes):
     device = torch.zeros(1, row_bytes, dtype=torch.uint8)
     host[-1], host[-2] = 5, 6
     route = RowRoute(device.data_ptr(), host.data_ptr(), row_bytes, row_bytes, row_bytes)
-    count = torch.tensor([1], dtype=torch.int32)
-    launch_rows(route, torch.tensor([[0]]), torch.tensor([[pages - 1]]), count, 1)
+    copied(route, torch.tensor([[0]]), torch.tensor([[pages - 1]]), [1], 1)
     assert (device == 5).all()
 
 

@@ -27,6 +27,8 @@ from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring, Scratc
 from stratakv.engine.selected_rows import attend_selected
 from stratakv.engine.step_meta import DecodeBucket, GroupStep, PrefillChunk, StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.swap_ins import HostSwapIns, SwapIns, SwapShape
+from stratakv.transfer.host_rows import HostRows
 
 
 class DenseKernels:
@@ -66,6 +68,9 @@ class DenseKernels:
         self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
     ) -> torch.Tensor:
         return best_keys(query, weights, keys, k)
+
+    def swap_ins(self, host: HostRows, shape: SwapShape) -> SwapIns:
+        return HostSwapIns.of(host, shape)
 
     def _attention(self, step: GroupStep, page_tokens: int, scratch: Scratch) -> "DenseAttention":
         return DenseAttention(step, page_tokens, scratch)

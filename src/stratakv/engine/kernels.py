@@ -17,7 +17,9 @@ import torch
 from stratakv.core.ids import GroupId
 from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring
 from stratakv.engine.step_meta import StepShape
+from stratakv.engine.swap_ins import SwapIns, SwapShape
 from stratakv.spec.retention import Retention
+from stratakv.transfer.host_rows import HostRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,4 +165,9 @@ class AttentionKernels(Protocol):
         key), of queries [m, H, d] and weights float32 [m, H] of either sign; it depends on its
         query and its key alone, wherever they are. What is hidden has -inf, what is not finite is
         above all."""
+        ...
+
+    def swap_ins(self, host: HostRows, shape: SwapShape) -> SwapIns:
+        """Who plans, for a group that has its home on the host, which rows come to the device;
+        ``host`` has them. Of the same selections all choose the same places."""
         ...

@@ -32,6 +32,7 @@ from stratakv.engine.runner import ModelRunner
 from stratakv.engine.spilled_rows import SpilledRows, SpilledStep
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BLOCK_PAIRS, MIN_QUERIES
+from stratakv.engine.swap_ins import HostSwapIns, SwapIns, SwapShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
@@ -74,15 +75,11 @@ class SelectingKernels:
         self._tables = tables
         layers = [x for buffer in spec.groups[ANCHOR].buffers for x in buffer.layers]
         self.plan_of: Mapping[LayerId, int] = {layer: at for at, layer in enumerate(layers)}
-        self._spilled = SpilledRows(
-            host,
-            partial(tables.pages, self._selected),
-            tables.spilled[self._selected],
-            1,  # an entry is a page
-            spec.page_tokens,
-            self.pages,
-            indexers(spec),
-        )
+        # An entry is a page.
+        shape = SwapShape(tables.spilled[self._selected], 1, self.pages, indexers(spec))
+        table = partial(tables.pages, self._selected)
+        its = self.swap_ins(host, shape)
+        self._spilled = SpilledRows(host, table, shape, spec.page_tokens, its)
 
     def plan(self, group: AttentionGroup, shape: StepShape, table: Table) -> GroupAttention:
         if group.id != self._selected:
@@ -108,6 +105,9 @@ class SelectingKernels:
         self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
     ) -> torch.Tensor:
         return self.inner.best_keys(query, weights, keys, k)
+
+    def swap_ins(self, host: HostRows, shape: SwapShape) -> SwapIns:
+        return HostSwapIns.of_pages(host, shape)
 
 
 class PageSelectingRunner(ModelRunner):
@@ -244,7 +244,7 @@ class SelectedPages:
             return found
         plan = self._kernels.plan_of[layer]
         read, missing = bucket.read(plan, found, entries, None)
-        self._kernels.host.load_pages(layer, missing.device.pages, missing.host.pages)
+        missing.load(layer)
         return read
 
     def _ready(self, context: Context) -> tuple[LayerPages, KeyBounds]:

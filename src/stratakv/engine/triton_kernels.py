@@ -27,9 +27,12 @@ from stratakv.engine.kernels import (
 )
 from stratakv.engine.paged_layer import LatentPages, Scoring, Scratch
 from stratakv.engine.step_meta import Ints, StepShape
+from stratakv.engine.swap_ins import SwapIns, SwapShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.triton_blocks import Blocks, ceil, power_of_two
+from stratakv.engine.triton_swap_ins import TritonSwapIns
 from stratakv.spec.retention import first_key
+from stratakv.transfer.host_rows import HostRows
 
 # What is launched takes options beside the function's own arguments, and numbers for its constants.
 attend_pages: Any = triton_attention.attend_pages
@@ -93,6 +96,9 @@ class TritonKernels:
         self, query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int
     ) -> torch.Tensor:
         return triton_best_keys.best_keys(query, weights, keys, k)
+
+    def swap_ins(self, host: HostRows, shape: SwapShape) -> SwapIns:
+        return TritonSwapIns(host, shape, self._device)
 
 
 class Partial:

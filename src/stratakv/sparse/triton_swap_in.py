@@ -271,25 +271,64 @@ def plan_warps(width: int, size: int) -> int:
     return 8 if max(width, size) > BLOCK // 4 else 4
 
 
-def launch_plan(tensors: Any, page_rows: int, *, hides: bool) -> None:
-    """``tensors``: has every tensor that ``plan`` names, contiguous but for the columns of
-    ``entries``, by that name; on the device's current stream."""
-    width, size = tensors.selection.shape[1], tensors.resident.shape[1]
-    if not len(tensors.rows) or not width:
+@dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """Tensors of a selection: rows int32 [R], entries int64 [R, width], whose columns lie one after
+    the other, and hidden uint8 [R, width], or None."""
+
+    rows: Any
+    entries: Any
+    hidden: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferTables:
+    """Tensors of all requests, contiguous: host, buffer, resident, marks int32, lru int16."""
+
+    host: Any
+    buffer: Any
+    resident: Any
+    lru: Any
+    marks: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """Tensors that a plan fills, contiguous: reads, targets, sources int64, selection, positions
+    int32, missed uint8, all [R, width], and misses int32 [R]. Scratch: order int32 [R, width],
+    needed uint8 and after int16 [R, size]."""
+
+    reads: Any
+    targets: Any
+    sources: Any
+    misses: Any
+    selection: Any
+    positions: Any
+    missed: Any
+    order: Any
+    needed: Any
+    after: Any
+
+
+def launch_plan(asked: Selected, tables: BufferTables, planned: Planned, page_rows: int) -> None:
+    """Plan, and keep the outcome in the tables; on the device's current stream."""
+    width, size = planned.reads.shape[1], tables.resident.shape[1]
+    if not len(asked.rows) or not width:
         return
     launched: Any = plan
-    launched[len(tensors.rows),](
-        tensors.rows, tensors.entries, tensors.hidden, tensors.host, tensors.buffer,
-        tensors.resident, tensors.lru, tensors.marks, tensors.selection, tensors.positions,
-        tensors.missed, tensors.found, tensors.needed, tensors.after, tensors.order,
-        tensors.targets, tensors.sources, tensors.misses, tensors.entries.stride(0),
-        tensors.host.shape[1], tensors.buffer.shape[1], tensors.marks.shape[1], width, size,
-        page_rows, HIDES=hides, BLOCK=BLOCK, num_warps=plan_warps(width, size),
+    launched[len(asked.rows),](
+        asked.rows, asked.entries, asked.rows if asked.hidden is None else asked.hidden,
+        tables.host, tables.buffer, tables.resident, tables.lru, tables.marks, planned.selection,
+        planned.positions, planned.missed, planned.reads, planned.needed, planned.after,
+        planned.order, planned.targets, planned.sources, planned.misses, asked.entries.stride(0),
+        tables.host.shape[1], tables.buffer.shape[1], tables.marks.shape[1], width, size,
+        page_rows, HIDES=asked.hidden is not None, BLOCK=BLOCK, num_warps=plan_warps(width, size),
     )  # fmt: skip
 
 
-def launch_rows(route: RowRoute, targets: Any, sources: Any, misses: Any, page_rows: int) -> None:
+def launch_rows(route: RowRoute, planned: Planned, page_rows: int) -> None:
     """Copy what a plan has found missing, in one layer; on the device's current stream."""
+    targets, sources, misses = planned.targets, planned.sources, planned.misses
     width = targets.shape[1]
     if not len(misses) or not width:
         return

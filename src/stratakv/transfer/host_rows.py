@@ -30,6 +30,11 @@ class HostRows(Protocol):
         """Copy what the layer has on host pages to device pages."""
         ...
 
+    def route(self, layer: LayerId) -> CopyRoute:
+        """Where what a layer has lies at both ends, for a device that copies by itself: it may
+        follow every address from then on."""
+        ...
+
     def pages(self, layer: LayerId, pages: PageIds) -> Bytes:
         """What a layer has on host ``pages``: uint8 [n, bytes], the caller's own; one buffer after
         the other."""
@@ -58,6 +63,9 @@ class CpuHostRows:
     def load_pages(self, layer: LayerId, device: PageIds, host: PageIds) -> None:
         if len(host):
             self._copier.scatter(self._routes[layer], device, host)
+
+    def route(self, layer: LayerId) -> CopyRoute:
+        return self._routes[layer]
 
     def pages(self, layer: LayerId, pages: PageIds) -> Bytes:
         route = self._routes[layer]

@@ -86,8 +86,7 @@ class SparseLatentAttention(nn.Module):
 
         for bucket, chosen in zip(step.buckets, selection.buckets, strict=True):
             if chosen.missing is not None:
-                assert step.host is not None, "rows of host pages, and nobody who reads them"
-                step.host.load(self.layer, chosen.missing.device, chosen.missing.host)
+                chosen.missing.load(self.layer)
             attend(bucket.tokens, latents, chosen.seen)
         for chunk, selected in zip(step.chunks, selection.chunks, strict=True):
             pool = chunk.pool(self.layer, latents)

@@ -18,6 +18,7 @@ from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.spilled_rows import SpilledRows
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.swap_ins import SwapShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
@@ -50,18 +51,16 @@ class DeepSeekV32Runner:
         self._layers = layer_places(spec, pools)
         self._kernels = kernels
         self._latents = selected_group(spec)
-        self._host = host
         self._spilled = None
         if host is not None:
-            self._spilled = SpilledRows(
-                host,
-                partial(tables.pages, self._latents),
+            shape = SwapShape(
                 tables.spilled[self._latents],
-                spec.page_tokens,
                 spec.page_tokens,
                 model.module.config.index_topk,
                 1 + max(place.plan for place in self._layers.values()),
             )
+            table, its = partial(tables.pages, self._latents), kernels.swap_ins(host, shape)
+            self._spilled = SpilledRows(host, table, shape, spec.page_tokens, its)
         # The same for both groups, which must cut a step alike.
         both = {ANCHOR, self._latents}
         row_bytes = sum(b.layer_bytes for g in both for b in spec.groups[g].buffers)
@@ -87,7 +86,6 @@ class DeepSeekV32Runner:
             layers=self._layers,
             slots=groups.keys.slots,
             latent_slots=groups.latents.slots,
-            host=self._host,
             rotation=self._rope.at(positions, self._dtype),
             buckets=groups.buckets(self._page_tokens),
             chunks=groups.chunks(self._page_tokens),

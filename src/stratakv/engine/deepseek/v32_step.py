@@ -15,7 +15,7 @@ import torch
 from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.spilled_rows import Missing, SpilledBucket, SpilledContext, SpilledStep
+from stratakv.engine.spilled_rows import SpilledContext, SpilledStep
 from stratakv.engine.step_meta import (
     DecodeBucket,
     GroupStep,
@@ -23,8 +23,8 @@ from stratakv.engine.step_meta import (
     PrefillChunk,
     StepShape,
 )
+from stratakv.engine.swap_ins import Missing, SpilledBucket
 from stratakv.transfer.engine import LayerGate
-from stratakv.transfer.host_rows import HostRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,13 +169,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class V32Step:
-    """slots: int64 [T], the row of each packed token's index key; latent_slots: of its latent.
-    host: from where what is missing comes."""
+    """slots: int64 [T], the row of each packed token's index key; latent_slots: of its latent."""
 
     layers: Mapping[LayerId, LayerPlace]
     slots: torch.Tensor
     latent_slots: torch.Tensor
-    host: HostRows | None
     rotation: Rotation
     buckets: tuple[Bucket, ...]
     chunks: tuple[Chunk, ...]

@@ -31,11 +31,11 @@ class V4Pages:
     index: BlockPages | None
     plan: int | None
 
-    def present(self, step: V4Step) -> PresentEntries | None:
+    def present(self) -> PresentEntries | None:
         """Where its entries lie in a step; None where it has none."""
         if self.blocks is None:
             return None
-        return PresentEntries(self.layer, self.blocks.entries, self.plan, step.host)
+        return PresentEntries(self.layer, self.blocks.entries, self.plan)
 
 
 class Scorer(nn.Module):
@@ -135,7 +135,7 @@ class V4Attention(nn.Module):
         step.kernels.write(pages.local, step.slots, latents)
         index_query = self._compress(x, low, pages, step)
         out = torch.empty_like(query)
-        present = pages.present(step)
+        present = pages.present()
         for queries in step.queries:
             at = queries.tokens
             found = self._entries(x, index_query, pages, queries, step.kernels)

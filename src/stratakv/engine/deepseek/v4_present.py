@@ -10,17 +10,14 @@ from stratakv.core.ids import LayerId
 from stratakv.engine.deepseek.v4_step import Keys, Queries
 from stratakv.engine.kernels import SelectedRows
 from stratakv.engine.spilled_rows import SpilledContext
-from stratakv.transfer.host_rows import HostRows
 
 
 class PresentEntries:
     """Of one layer in one step. ``pool``: its entries on the device [rows, d]. ``plan``: which
     selection of a step it makes; None where it attends to all entries, which are there."""
 
-    def __init__(
-        self, layer: LayerId, pool: torch.Tensor, plan: int | None, host: HostRows | None
-    ) -> None:
-        self._layer, self._pool, self._plan, self._host = layer, pool, plan, host
+    def __init__(self, layer: LayerId, pool: torch.Tensor, plan: int | None) -> None:
+        self._layer, self._pool, self._plan = layer, pool, plan
         self._context: tuple[SpilledContext, torch.Tensor] | None = None
 
     def rows(self, found: Keys, queries: Queries) -> SelectedRows:
@@ -31,9 +28,8 @@ class PresentEntries:
             return SelectedRows(self._whole(queries.context), found.rows, found.hidden)
         if queries.spilled is None:
             return SelectedRows(self._pool, found.rows, found.hidden)
-        assert self._host is not None, "rows of host pages, and nobody who reads them"
         rows, missing = queries.spilled.read(self._plan, found.rows, found.places, found.hidden)
-        self._host.load(self._layer, missing.device, missing.host)
+        missing.load(self._layer)
         if found.hidden is not None:
             rows = _written(rows, found.hidden)
         return SelectedRows(self._pool, rows, found.hidden)

@@ -29,6 +29,7 @@ from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.spilled_rows import SpilledRows, SpilledStep
 from stratakv.engine.step_meta import StepShape
+from stratakv.engine.swap_ins import SwapShape
 from stratakv.engine.tensors import on_device
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
@@ -58,17 +59,16 @@ class DeepSeekV4Runner:
         self.model = rank_model(model, config)
         self._selected = selected_group(spec)
         self._pages = _pages_of(places, pools, self._selected)
-        self._host, self._spilled = host, None
+        self._spilled = None
         if host is not None:
-            self._spilled = SpilledRows(
-                host,
-                partial(tables.pages, self._selected),
+            shape = SwapShape(
                 tables.spilled[self._selected],
                 spec.groups[self._selected].page_rows,
-                spec.page_tokens,
                 config.index_topk,
                 sum(config.indexed),
             )
+            table, its = partial(tables.pages, self._selected), kernels.swap_ins(host, shape)
+            self._spilled = SpilledRows(host, table, shape, spec.page_tokens, its)
         self._ropes = {kind: Rope.of(model.module.config, kind) for kind in ROPES}
         self._dtype, self._device = model.module.dtype, model.device
         self._tables, self._page_tokens = tables, spec.page_tokens
@@ -112,7 +112,6 @@ class DeepSeekV4Runner:
             rotations={kind: rope.at(positions, self._dtype) for kind, rope in self._ropes.items()},
             blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
             queries=tuple(self._queries.plan(shape, tables, spilled)),
-            host=self._host,
             gate=batch.gate,
             kernels=self._kernels,
         )

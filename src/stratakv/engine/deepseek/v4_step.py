@@ -10,9 +10,9 @@ import torch
 
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.kernels import AttentionKernels, IndexKeys
-from stratakv.engine.spilled_rows import SpilledBucket, SpilledContext
+from stratakv.engine.spilled_rows import SpilledContext
+from stratakv.engine.swap_ins import SpilledBucket
 from stratakv.transfer.engine import LayerGate
-from stratakv.transfer.host_rows import HostRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,13 +110,12 @@ class Queries:
 @dataclass(frozen=True, slots=True, eq=False)
 class V4Step:
     """slots: int64 [T], the row of each token's latent. rotations: by kind of layer, of all
-    tokens. host: from where entries come that are not on the device."""
+    tokens."""
 
     token_ids: torch.Tensor
     slots: torch.Tensor
     rotations: Mapping[str, Rotation]
     blocks: Mapping[int, BlockStep]
     queries: tuple[Queries, ...]
-    host: HostRows | None
     gate: LayerGate | None
     kernels: AttentionKernels
