@@ -240,6 +240,24 @@ def test_a_load_that_lmcache_has_given_up_on_writes_nothing_more(adapters, gate)
     assert all(bool((one.raw == 55).all()) for one in objects)
 
 
+def test_answers_that_lmcache_never_asks_for_are_not_kept_for_good(adapters, monkeypatch):
+    """It leaves tasks of a request that it has given up on to complete on their own."""
+    adapter = adapters()
+    monkeypatch.setattr("stratakv.connect.lmcache_tasks.MOST_ANSWERS", 2)
+    stored(adapter)
+    loads = [adapter.submit_load_task(KEYS, [MemoryObj() for _ in KEYS]) for _ in range(4)]
+    looks = [adapter.submit_lookup_and_lock_task(KEYS, DESCS) for _ in range(4)]
+    assert answer(lambda: adapter.query_lookup_and_lock_result(looks[3])) == [True] * 4
+    assert answer(lambda: adapter.query_load_result(loads[3])) == [True] * 4
+    assert [adapter.query_load_result(task) is None for task in loads] == [True, True, False, True]
+    kept = [adapter.query_lookup_and_lock_result(task) is not None for task in looks]
+    assert kept == [False, False, True, False]
+    stores = {adapter.submit_store_task(KEYS, [MemoryObj() for _ in KEYS]) for _ in range(4)}
+    ended = {}
+    wait_until(lambda: ended.update(adapter.pop_completed_store_tasks()) or len(ended) == 4, "all")
+    assert ended.keys() == stores, "of these LMCache hears all, and has locked what they read"
+
+
 def test_an_unlock_after_an_answer_ends_nobody_else_s_load(adapters, gate):
     adapter = adapters(storage="memory://", **PATIENT)
     stored(adapter)

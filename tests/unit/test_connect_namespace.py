@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stratakv.connect.namespace import identify_weights
+from stratakv.connect.namespace import identify_weights, processing_field
 from stratakv.core.errors import ConfigError
 
 
@@ -41,6 +41,37 @@ def test_shards_beside_a_whole_file_are_in_a_name(model):
 def test_a_name_is_the_same_again(model):
     save_file({"b": torch.ones(2)}, model / "extra.safetensors")
     assert identify_weights(model) == identify_weights(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
+)
+def test_what_becomes_of_an_image_is_in_a_name(model, name):
+    """An engine's block hash has the image as it was sent."""
+    seen = {identify_weights(model)}
+    for mean in (0.5, 0.4):
+        (model / name).write_text(json.dumps({"image_mean": [mean]}))
+        seen.add(identify_weights(model))
+    assert len(seen) == 3
+
+
+def test_what_becomes_of_an_image_by_a_tokenizer_of_its_own_is_in_a_name(model, tmp_path):
+    """Mistral's tokenizers bring it."""
+    other, name = tmp_path / "tokenizer", str(tmp_path / "tokenizer")
+    other.mkdir()
+    (other / "tokenizer.json").write_text("{}")
+    plain = processing_field(str(model), str(model))
+    assert processing_field(name, str(model)) == plain, "tokens decide no page"
+    seen = [plain]
+    for size in (1024, 1540):
+        (other / "tekken.json").write_text(json.dumps({"image": {"max_image_size": size}}))
+        seen.append(processing_field(name, str(model)))
+    seen.append(processing_field("org/name", str(model)))
+    assert len({one["processing"] for one in seen}) == 4
+    (other / "tekken.json").unlink()
+    (other / "tekken.json").mkdir()
+    with pytest.raises(ConfigError, match=r"tekken\.json: cannot be read"):
+        processing_field(name, str(model))
 
 
 def test_weights_that_cannot_be_read_are_refused(model):

@@ -172,6 +172,7 @@ def test_two_engines_on_one_store_share_pages_and_write_each_once(managers, mode
         {"specs": ("FullAttentionSpec(block_size=32)", "SlidingWindowSpec(sliding_window=32)")},
         {"specs": ("SlidingWindowSpec(sliding_window=64)", "FullAttentionSpec(block_size=32)")},
         {"device": "cuda"},
+        {"tokenizer": "org/another"},
         {"mamba_cache_mode": "align"},
         {"hash": "sha256_cbor"},
         {"speculative": speculative()},
@@ -280,7 +281,7 @@ def test_another_build_of_a_package_never_hits(managers, model, storage, install
     assert managers(model, storage).lookup(KEYS) == [True] * 6
 
 
-@pytest.mark.parametrize("which", ["weights", "settings", "code"])
+@pytest.mark.parametrize("which", ["weights", "settings", "code", "images"])
 def test_another_model_in_the_same_place_never_hits(managers, tmp_path, storage, which):
     model = checkpoint(tmp_path / "model")
     first = managers(model, storage)
@@ -295,6 +296,8 @@ def test_another_model_in_the_same_place_never_hits(managers, tmp_path, storage,
             (model / "config.json").write_text(json.dumps({"model_type": "llama", "x": 1}))
         case "code":
             (model / "modeling.py").write_text("gain = 2")
+        case "images":
+            (model / "preprocessor_config.json").write_text('{"image_mean": [0.4]}')
     assert managers(model, storage).lookup(KEYS) == [False] * 6
 
 

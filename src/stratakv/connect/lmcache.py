@@ -23,7 +23,14 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
 from stratakv.connect.blocking_pages import COPIED_BYTES, BlockingPages, Bytes
-from stratakv.connect.lmcache_tasks import LentBuffers, QueuedCopies, Results, TaskThread
+from stratakv.connect.lmcache_tasks import (
+    Answers,
+    LentBuffers,
+    Loaded,
+    QueuedCopies,
+    Results,
+    TaskThread,
+)
 from stratakv.connect.namespace import EngineNamespace, identify_weights
 from stratakv.connect.page_counts import PageCounts, PageEvent
 from stratakv.connect.settings import TierSettings, seconds
@@ -89,11 +96,10 @@ class StrataL2(L2AdapterInterface):
         self._tasks = 0
         self._copies = QueuedCopies()
         self._lent: dict[int, LentBuffers] = {}
-        self._keys_of: dict[int, Sequence[ChunkKey]] = {}
         self._answered: Sequence[ChunkKey] = ()
         self._counts = PageCounts()
         self._warned = False
-        self._stores, self._lookups, self._loads = Results(), Results(), Results()
+        self._stores, self._lookups, self._loads = Results(), Answers(), Answers()
         self._writing = TaskThread("stratakv-lmcache-write")
         self._reading = TaskThread("stratakv-lmcache-read")
 
@@ -155,24 +161,24 @@ class StrataL2(L2AdapterInterface):
         lent = LentBuffers(keys, objects, self._clock, self._latest_s())
         with self._lock:
             self._lent[task] = lent
-            self._keys_of[task] = tuple(keys)
+        nothing = Loaded(tuple(keys), Bitmap(len(keys)))
         work, done = partial(self._load, keys, objects, lent), partial(self._give_back, task)
-        self._submit(self._reading, self._loads, task, work, Bitmap(len(keys)), done)
+        self._submit(self._reading, self._loads, task, work, nothing, done)
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
-        found: Bitmap | None = self._loads.take(task_id)
-        if found is not None:
-            with self._lock:
-                self._answered = self._keys_of.pop(task_id)
-        return found
+        found: Loaded | None = self._loads.take(task_id)
+        if found is None:
+            return None
+        with self._lock:
+            self._answered = found.keys
+        return found.bits
 
     def report_status(self) -> dict[str, Any]:
         with self._lock:
             shelves = [*self._shelves.values()]
-        healthy = not any(shelf.pages.off for shelf in shelves)
         return {
-            "is_healthy": healthy,
+            "is_healthy": not any(shelf.pages.off for shelf in shelves),
             "queued_bytes": self._copies.size_bytes,
             "pages": dict(self.totals),
         }
@@ -298,7 +304,7 @@ class StrataL2(L2AdapterInterface):
 
     def _load(
         self, keys: Sequence[ChunkKey], objects: Sequence[MemoryObj], lent: LentBuffers
-    ) -> Bitmap:
+    ) -> Loaded:
         layouts = map(_layout_of, objects)
         for layout, places in _by_layout(layouts, self._nameable(keys)).items():
             self._met.add(layout)
@@ -312,7 +318,7 @@ class StrataL2(L2AdapterInterface):
         lent.take_back()
         bits = Bitmap(len(keys))
         _set(bits, lent.filled)
-        return bits
+        return Loaded(tuple(keys), bits)
 
     def _load_some(
         self,

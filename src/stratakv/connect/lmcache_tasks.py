@@ -10,11 +10,13 @@ copies before its submission returns, a load writes under a loan that can be tak
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import ObjectKey as ChunkKey
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
@@ -24,6 +26,8 @@ from stratakv.core.clock import Clock
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 QUEUED_BYTES: Final = 1 << 30
 """Of copies that wait to be written: more are not made, but for one task alone."""
+MOST_ANSWERS: Final = 4096
+"""LMCache has eight requests under way, unless it is told otherwise."""
 CLOSE_S: Final = 30.0
 """How long what is queued may take when LMCache ends."""
 
@@ -41,14 +45,33 @@ class Results:
             self._ended[task] = result
         self.notifier.notify()
 
-    def take(self, task: int) -> Any:  # noqa: ANN401 - LMCache's own results
-        with self._lock:
-            return self._ended.pop(task, None)
-
     def take_all(self) -> dict[int, Any]:
         with self._lock:
             ended, self._ended = self._ended, {}
         return ended
+
+
+class Answers(Results):
+    """Each of which is asked for, but for those of requests that LMCache has given up on: it says
+    of no task that nobody will ask, so of more than ``MOST_ANSWERS`` the oldest go."""
+
+    def put(self, task: int, result: object) -> None:
+        with self._lock:
+            if len(self._ended) >= MOST_ANSWERS:
+                del self._ended[next(iter(self._ended))]
+        super().put(task, result)
+
+    def take(self, task: int) -> Any:  # noqa: ANN401 - LMCache's own results
+        with self._lock:
+            return self._ended.pop(task, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The answer to a load of ``keys``."""
+
+    keys: Sequence[ChunkKey]
+    bits: Bitmap
 
 
 class QueuedCopies:

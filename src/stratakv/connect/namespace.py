@@ -20,6 +20,12 @@ from stratakv.core.ids import PageKey
 from stratakv.core.model_identity import ModelIdentity
 
 FORMAT: Final = b"stratakv-connect-1"
+PROCESSING: Final = (
+    "preprocessor_config.json", "processor_config.json", "tekken.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
+"""Files that say what a model sees of an image, a video or a sound. An engine's block hash has what
+the client sent, and not what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +70,36 @@ def identify_weights(directory: Path) -> bytes:
             code += [path.relative_to(directory).as_posix().encode(), path.read_bytes()]
     except OSError as error:
         raise ConfigError(f"MODEL {directory}: its code cannot be read: {error}") from error
+    processing = _processing(directory)
     with ModelIdentity(directory) as identity:
-        return framed([identity.finish(), *code, *_other_weights(directory)])
+        return framed([identity.finish(), *code, *processing, *_other_weights(directory)])
+
+
+def processing_field(tokenizer: str, model: str) -> Mapping[str, str]:
+    """What of ``PROCESSING`` another directory has than the model's, from which engines take it as
+    well; of a ``tokenizer`` that is no directory, its name. Tokens themselves decide no page.
+
+    ConfigError where it cannot be read.
+    """
+    if tokenizer == model:
+        return {"processing": ""}
+    if not Path(tokenizer).is_dir():
+        return {"processing": tokenizer}
+    files = _processing(Path(tokenizer))
+    return {"processing": framed(files).hex() if files else ""}
+
+
+def _processing(directory: Path) -> list[bytes]:
+    """Names and bytes."""
+    found: list[bytes] = []
+    for name in PROCESSING:
+        try:
+            found += [name.encode(), (directory / name).read_bytes()]
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{directory / name}: cannot be read: {error.strerror}") from error
+    return found
 
 
 def _other_weights(directory: Path) -> list[bytes]:

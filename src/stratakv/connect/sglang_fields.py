@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from stratakv.connect.namespace import processing_field
 from stratakv.connect.native_code import compiler_fields
 from stratakv.connect.sglang_harmless import (
     EXTERNAL_CODE,
@@ -58,6 +59,7 @@ def fields_of(
         **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **code_field(_external_code(environment)),
+        **processing_field(str(settings["tokenizer_path"]), str(settings["model_path"])),
     }
 
 

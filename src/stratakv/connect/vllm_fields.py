@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from stratakv.connect.namespace import processing_field
 from stratakv.connect.native_code import compiler_fields
 from stratakv.connect.vllm_harmless import CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
 from stratakv.connect.whole_settings import (
@@ -48,6 +49,7 @@ def fields_of(
         **variable_fields(environment, registered, "VLLM_", VARIABLES),
         **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
+        **processing_field(str(config.model_config.tokenizer), str(config.model_config.model)),
         "hash": str(config.cache_config.prefix_caching_hash_algo),
         "groups": json.dumps(groups),
     }

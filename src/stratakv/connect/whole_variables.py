@@ -12,15 +12,21 @@ from stratakv.connect.native_code import LIBRARY_PATHS, PRELOADED, TOOLKITS, nat
 from stratakv.connect.whole_settings import setting_fields
 
 ARITHMETIC: Final = (
-    "AITER_", "ASCEND_USE_", "ATEN_", "CK_MOE", "CUBLAS", "CUDNN_", "CUTE_DSL_", "DG_", "DNNL_",
-    "FA_", "FLASHINFER_", "FLASH_ATTENTION_", "FLA_", "FORCE_NUM_KV_SPLITS", "HIPBLASLT_",
-    "HIP_ONLINE_TUNING", "HSA_OVERRIDE_GFX_VERSION", "INKLING_", "KMP_DETERMINISTIC_REDUCTION",
-    "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "ONEDNN_",
-    "PYTORCH_TUNABLEOP_", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TORCHDYNAMO_",
-    "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_BLAS_", "TORCH_COMPILE_", "TORCH_CUDA_ARCH_LIST",
-    "TRITON_", "TRTLLM_", "USE_DEFAULT_FLA_NORM", "XPU_USE_TRITON_KERNEL",
+    "AITER_", "AMDGCN_", "ASCEND_USE_", "ATEN_", "BIAS_PREP_ONLY", "BLIS_", "CK_MOE", "CPATH",
+    "CPLUS_INCLUDE_PATH", "CUBLAS", "CUDACXX", "CUDNN_", "CUTE", "CUTLASS_", "CU_NUM", "DG_",
+    "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "DNNL_", "ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_",
+    "ENABLE_TMA_", "FA_", "FLASHINFER_", "FLASH_ATTENTION_", "FLA_", "FORCE_NUM_KV_SPLITS", "GDN_",
+    "GLIBC_TUNABLES", "GPU_ARCHS", "HCCL_DETERMINISTIC", "HIPBLASLT_", "HIP_ONLINE_TUNING",
+    "HSA_OVERRIDE_GFX_VERSION", "INKLING_", "KMP_DETERMINISTIC_REDUCTION", "KMP_FORCE_REDUCTION",
+    "LAMPORT_", "MINIMAX_", "MIOPEN_", "MKL_", "NCCL_", "NPU_FA2_", "NVCC_APPEND_FLAGS",
+    "NVCC_PREPEND_FLAGS", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_",
+    "QUACK_ARCH", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TENSORIFY_", "TILELANG_",
+    "TIMM_FUSED_ATTN", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRANSFORMERS_DISABLE_",
+    "TRITON_", "TRTLLM_", "TVM_", "USE_DEFAULT_FLA_NORM", "USE_FLAGOS", "USE_HUB_KERNELS",
+    "USE_TRITON_", "VIDEO_MAX_PIXELS", "XHS_VIDEO_", "XLA_", "XPU_USE_TRITON_KERNEL",
 )  # fmt: skip
-"""Beginnings of variables by which libraries below the engines choose how to compute."""
+"""Beginnings of variables by which libraries below the engines choose how to compute, and models of
+theirs what they see of a video. All of torch's, which has hundreds, and other ones next year."""
 COMPILERS: Final = ("CC", "CXX")
 """Variables that name what Inductor and Triton compile with."""
 CACHES: Final = frozenset({
@@ -36,8 +42,10 @@ CACHES: Final = frozenset({
     "NCCL_SOCKET_IFNAME", "NCCL_TOPO_DUMP_FILE", "ONEDNN_VERBOSE", "RCCL_COMM_ID",
     "RCCL_GRAPH_DUMP_FILE", "RCCL_HOSTID", "RCCL_SOCKET_IFNAME", "RCCL_TOPO_DUMP_FILE",
     "ROCBLAS_LOG_BENCH_PATH", "ROCBLAS_LOG_PATH", "ROCBLAS_LOG_PROFILE_PATH",
-    "ROCBLAS_LOG_TRACE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
-    "TRTLLM_LOG_LEVEL",
+    "ROCBLAS_LOG_TRACE_PATH", "PYTORCH_KERNEL_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_HOME", "TORCH_LOGS", "TORCH_LOGS_OUT",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_TRACE", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
+    "TRTLLM_LOG_LEVEL", "TVM_FFI_CACHE_DIR", "TVM_LOG_DEBUG",
 })  # fmt: skip
 """Of those: where compiled code is kept, which grows while an engine runs, what is logged or
 dumped, and by which address ranks find each other, which is another on each host or at each start.
