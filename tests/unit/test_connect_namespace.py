@@ -60,18 +60,18 @@ def test_what_becomes_of_an_image_by_a_tokenizer_of_its_own_is_in_a_name(model, 
     other, name = tmp_path / "tokenizer", str(tmp_path / "tokenizer")
     other.mkdir()
     (other / "tokenizer.json").write_text("{}")
-    plain = processing_field(str(model), str(model))
-    assert processing_field(name, str(model)) == plain, "tokens decide no page"
+    plain = processing_field("--tokenizer", str(model), str(model))
+    assert processing_field("--tokenizer", name, str(model)) == plain, "tokens decide no page"
     seen = [plain]
     for size in (1024, 1540):
         (other / "tekken.json").write_text(json.dumps({"image": {"max_image_size": size}}))
-        seen.append(processing_field(name, str(model)))
-    seen.append(processing_field("org/name", str(model)))
+        seen.append(processing_field("--tokenizer", name, str(model)))
+    seen.append(processing_field("--tokenizer", "org/name", str(model)))
     assert len({one["processing"] for one in seen}) == 4
     (other / "tekken.json").unlink()
     (other / "tekken.json").mkdir()
-    with pytest.raises(ConfigError, match=r"tekken\.json: cannot be read"):
-        processing_field(name, str(model))
+    with pytest.raises(ConfigError, match=r"--tokenizer .*: tekken\.json cannot be read"):
+        processing_field("--tokenizer", name, str(model))
 
 
 def test_weights_that_cannot_be_read_are_refused(model):

@@ -251,6 +251,21 @@ def test_what_makes_no_sense_is_refused_and_every_buffer_given_back(
     mine.append(0)
 
 
+@pytest.mark.parametrize("verb", ["read", "write", "hash"])
+def test_a_list_that_changes_meanwhile_is_used_as_it_was(fd: int, verb: str) -> None:
+    places: list[Any] = []
+
+    class Emptied:
+        def __index__(self) -> int:
+            places.clear()
+            return 0
+
+    places += [Emptied(), 4096]
+    os.pwrite(fd, bytes(2 * 4096), 0)
+    found, error = raw(verb)(compiled.LIBRARY, fd, 4096, PIECE_BYTES, places, blank(2, 4096))
+    assert (len(found), error, places) == (2, 0, [])
+
+
 def test_what_may_only_be_read_is_not_read_into(fd: int) -> None:
     with pytest.raises(BufferError, match="not writable"):
         compiled.CompiledPageIo().read(slots_at(fd, 8, [0]), [memoryview(b"constant")])
@@ -266,6 +281,10 @@ def test_without_the_helper_it_is_python(
     assert "in Python" in caplog.text
 
 
+def refuses(_: str) -> None:
+    raise OSError("not a file")
+
+
 def test_xxhash_s_code_is_used_where_it_is_found_and_hashes_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -278,6 +297,9 @@ def test_xxhash_s_code_is_used_where_it_is_found_and_hashes_right(
     assert raw("hash")(fresh["LIBRARY"], -1, 4, 4, [0], [page]) == ([xxh3_64_intdigest(page)], 0)
     plain["XXH3_64bits"] = library["XXH64"]  # of the same shape, but for a seed
     with pytest.raises(ImportError, match="does not hash as xxhash does"):
+        runpy.run_path(compiled.__file__)
+    monkeypatch.setattr(ctypes, "CDLL", refuses)
+    with pytest.raises(ImportError, match="no library that can be opened"):
         runpy.run_path(compiled.__file__)
     for name in PLAIN:
         without = Shown({other: found for other, found in plain.items() if other != name})

@@ -70,14 +70,14 @@ def identify_weights(directory: Path) -> bytes:
             code += [path.relative_to(directory).as_posix().encode(), path.read_bytes()]
     except OSError as error:
         raise ConfigError(f"MODEL {directory}: its code cannot be read: {error}") from error
-    processing = _processing(directory)
+    processing = _processing("MODEL", directory)
     with ModelIdentity(directory) as identity:
         return framed([identity.finish(), *code, *processing, *_other_weights(directory)])
 
 
-def processing_field(tokenizer: str, model: str) -> Mapping[str, str]:
+def processing_field(flag: str, tokenizer: str, model: str) -> Mapping[str, str]:
     """What of ``PROCESSING`` another directory has than the model's, from which engines take it as
-    well; of a ``tokenizer`` that is no directory, its name. Tokens themselves decide no page.
+    well; of a ``tokenizer`` that is no directory, its name. Its tokens decide no page.
 
     ConfigError where it cannot be read.
     """
@@ -85,11 +85,11 @@ def processing_field(tokenizer: str, model: str) -> Mapping[str, str]:
         return {"processing": ""}
     if not Path(tokenizer).is_dir():
         return {"processing": tokenizer}
-    files = _processing(Path(tokenizer))
+    files = _processing(flag, Path(tokenizer))
     return {"processing": framed(files).hex() if files else ""}
 
 
-def _processing(directory: Path) -> list[bytes]:
+def _processing(flag: str, directory: Path) -> list[bytes]:
     """Names and bytes."""
     found: list[bytes] = []
     for name in PROCESSING:
@@ -98,7 +98,10 @@ def _processing(directory: Path) -> list[bytes]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise ConfigError(f"{directory / name}: cannot be read: {error.strerror}") from error
+            raise ConfigError(
+                f"{flag} {directory}: {name} cannot be read ({error.strerror}); allowed is a "
+                "directory whose files this user may read"
+            ) from error
     return found
 
 

@@ -59,7 +59,9 @@ def fields_of(
         **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **code_field(_external_code(environment)),
-        **processing_field(str(settings["tokenizer_path"]), str(settings["model_path"])),
+        **processing_field(
+            "--tokenizer-path", str(settings["tokenizer_path"]), str(settings["model_path"])
+        ),
     }
 
 

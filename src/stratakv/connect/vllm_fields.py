@@ -40,7 +40,7 @@ def fields_of(
     groups = [
         [sorted(group.layer_names), repr(group.kv_cache_spec)] for group in kv_cache.kv_cache_groups
     ]
-    settings = flat_settings(config, SETTINGS, CHECKPOINTS)
+    model, settings = config.model_config, flat_settings(config, SETTINGS, CHECKPOINTS)
     for name, value in settings.items():
         if name.rpartition(".")[2] in CHECKPOINTS and value is not None:
             settings[name] = settings_text(cast("Any", value).to_dict())
@@ -49,7 +49,7 @@ def fields_of(
         **variable_fields(environment, registered, "VLLM_", VARIABLES),
         **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
-        **processing_field(str(config.model_config.tokenizer), str(config.model_config.model)),
+        **processing_field("--tokenizer", str(model.tokenizer), str(model.model)),
         "hash": str(config.cache_config.prefix_caching_hash_algo),
         "groups": json.dumps(groups),
     }

@@ -260,19 +260,19 @@ static int allocate(Batch *batch, Py_ssize_t count)
 /* `batch->count`: the pages whose buffers are held, also after an error. */
 static int fill(Batch *batch, PyObject *places, PyObject *pages, int flags)
 {
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(pages);
-    if (PySequence_Fast_GET_SIZE(places) != count) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(pages);
+    if (PyTuple_GET_SIZE(places) != count) {
         PyErr_SetString(PyExc_ValueError, "as many places as pages are wanted");
         return -1;
     }
     if (allocate(batch, count) < 0)
         return -1;
     for (Py_ssize_t i = 0; i < count; i++) {
-        batch->at[i] = (off_t)PyLong_AsLongLong(PySequence_Fast_GET_ITEM(places, i));
+        batch->at[i] = (off_t)PyLong_AsLongLong(PyTuple_GET_ITEM(places, i));
         if (batch->at[i] == -1 && PyErr_Occurred())
             return -1;
         Py_buffer *page = &batch->pages[i];
-        if (PyObject_GetBuffer(PySequence_Fast_GET_ITEM(pages, i), page, flags) < 0)
+        if (PyObject_GetBuffer(PyTuple_GET_ITEM(pages, i), page, flags) < 0)
             return -1;
         batch->count++;
         if (page->len > batch->stride || batch->stride - page->len >= BLOCK_BYTES) {
@@ -303,9 +303,10 @@ static int parse(PyObject *args, Batch *batch, int flags)
         PyErr_SetString(PyExc_ValueError, "a stride or a piece without a byte");
         return -1;
     }
-    PyObject *places = PySequence_Fast(given_places, "places are no sequence"), *pages = NULL;
+    /* Of their own: what is asked for its number or its buffer could change a list meanwhile. */
+    PyObject *places = PySequence_Tuple(given_places), *pages = NULL;
     if (places != NULL)
-        pages = PySequence_Fast(given_pages, "pages are no sequence");
+        pages = PySequence_Tuple(given_pages);
     const int failed = pages == NULL ? -1 : fill(batch, places, pages, flags);
     Py_XDECREF(places);
     Py_XDECREF(pages); /* the buffers hold what they are of */

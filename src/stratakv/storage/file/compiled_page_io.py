@@ -25,7 +25,13 @@ def _library() -> Library:
     """Of the extension that the package xxhash brings, by the names that xxhash.h gives for good.
     Some of its builds choose by processor, under names of their own, and are several times as
     fast."""
-    shared = ctypes.CDLL(str(import_module("xxhash._xxhash").__file__))
+    module = import_module("xxhash._xxhash")
+    try:
+        shared = ctypes.CDLL(str(module.__file__))
+    except (AttributeError, OSError) as error:  # built into the interpreter, or out of an archive
+        raise ImportError(
+            f"xxhash's extension is no library that can be opened: {error}"
+        ) from error
 
     def address(*names: str) -> int:
         for name in names:
