@@ -40,6 +40,7 @@ WAIVERS: dict[str, str] = {
     "b172220c00459b5d": "the same, and indexers ask their kernels; a GPU's have not chosen before",
     "51ea167c06244452": "the same, and what is chosen and what is finite come to the host together",
     "db3f36e3d5ef22f7": "the same, and kernels say who plans swap-ins; the CPU's way is as it was",
+    "7ee19aaf0e53952b": "the same, and on a GPU heads beyond 32 bits, which ended the process",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

@@ -109,6 +109,21 @@ def test_keys_and_values_may_lie_in_any_order_but_within_a_row():
     assert both(plan, query.mT.contiguous().mT, turned, scoring).equal(plain)
 
 
+@pytest.mark.parametrize("far", ["keys", "values"])
+def test_heads_may_lie_further_apart_than_32_bits_reach(far):
+    """As those of a long context's expanded keys; of the memory between them nobody touches any."""
+    step = KernelStep(KeepAll(), 4, ((9, 1), (3, 6)), torch.float16)
+    plan = TritonKernels(CPU).plan(step.attention_group(400), step.shape, step.table)
+    rows = len(plan.gather(latent_layer(step, step.contexts(8, salt=7))))
+    near_by = {name: step.draw(3, rows, 8, salt=at) for at, name in enumerate(("keys", "values"))}
+    query = step.draw(len(step.shape.positions), 3, 8, salt=3)
+    plain = both(plan, query, Expanded(**near_by), Scoring(0.3, None, None))
+    apart = torch.empty(2**31 + rows * 8, dtype=torch.float16)
+    apart = apart.as_strided((3, rows, 8), (2**30, 8, 1))
+    context = Expanded(**near_by | {far: apart.copy_(near_by[far])})
+    assert both(plan, query, context, Scoring(0.3, None, None)).equal(plain)
+
+
 def work(rule, spans, size=4):
     step = KernelStep(rule, size, spans)
     group = AttentionGroup(step.group, rule, size, 400)

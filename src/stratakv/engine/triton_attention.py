@@ -135,12 +135,12 @@ def attend_pages(
         page = tl.load(table + request * table_row + place // PAGE - first_page, there, 0)
         slot = page.to(tl.int64) * PAGE + place % PAGE
         scores = _scored(
-            q_main, q_rest, slot * key_row + key_at * key_head, there, keys, scale, softcap,
+            q_main, q_rest, slot * key_row + key_at.to(tl.int64) * key_head, there, keys, scale, softcap,
             KEY_DIM, MAIN, REST, CAPPED, UPCAST,
         )  # fmt: skip
         seen = (place[None, :] >= first[:, None]) & (place[None, :] <= last[:, None])
         scores = tl.where(seen & there[None, :], scores, float("-inf"))
-        rows = slot * value_row + key_at * value_head
+        rows = slot * value_row + key_at.to(tl.int64) * value_head
         read = there[:, None] & (wide[None, :] < VALUE_DIM)
         value = tl.load(values + rows[:, None] + wide[None, :], read, 0.0).to(q_main.dtype)
         most, total, found = _weighed(scores, most, total, found, value, UPCAST)
