@@ -292,6 +292,7 @@ def test_a_variable_that_decides_nothing_hits(servers, model, storage, monkeypat
     "server",
     [
         {"host": "0.0.0.0", "port": 30001},
+        {"tokenizer_path": None},
         {"log_level": "debug"},
         {"random_seed": 8},
         {"mem_fraction_static": 0.8, "max_running_requests": 16},

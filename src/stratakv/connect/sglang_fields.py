@@ -48,6 +48,7 @@ def fields_of(
     are in effect, not only what was given. ``registered``: variables that SGLang knows. ConfigError
     for what SGLang can be set to and no name can hold."""
     check_settings(settings)
+    model = str(settings["model_path"])
     known: dict[str, object] = {**settings}
     if isinstance(overrides := settings.get(OVERRIDES), str):
         known[OVERRIDES] = _canonical(overrides)
@@ -59,9 +60,7 @@ def fields_of(
         **compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **code_field(_external_code(environment)),
-        **processing_field(
-            "--tokenizer-path", str(settings["tokenizer_path"]), str(settings["model_path"])
-        ),
+        **processing_field("--tokenizer-path", str(settings["tokenizer_path"] or model), model),
     }
 
 
