@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 MINORS = [minor for minor in (11, 12, 13, 14) if minor != sys.version_info.minor]
 ROOMS = ("core", "spec", "tree", "memory", "policy", "agreement", "storage", "tiers", "transfer",
     "sparse", "cache", "disagg")  # fmt: skip
-CONFORMANCE = ("cpu_transfer", "stream_transfer", "storage_memory", "storage_file",
+CONFORMANCE = ("cpu_transfer", "storage_memory", "storage_file",
     "transport_loopback", "transport_simulated")  # fmt: skip
 HELPERS = ("core._page_keys", "tree._path_columns", "transfer._gather", "sparse._swap_in",
     "sparse._reads", "engine.deepseek._scores")  # fmt: skip
