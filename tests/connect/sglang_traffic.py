@@ -40,6 +40,8 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang_models.checked import COUNTS, PROMPTS
 
 VOCABULARY = 512
+LEAST_ABORTED = 2
+"""In a life."""
 POLICIES = ("wait_complete", "timeout", "best_effort")
 
 
@@ -116,8 +118,11 @@ class Engine:
     def live(self, rng, steps, attach):
         attached = self.scheduler.attach_hicache_storage_wrapped(attach)
         assert attached.success, attached.message
-        begun = self.counts["steps"]
-        while self.counts["steps"] < begun + steps:
+        begun, aborted = self.counts["steps"], self.counts["aborted"]
+        # How many turns a step takes is the machine's: a life goes on until somebody was aborted.
+        while (
+            self.counts["steps"] < begun + steps or self.counts["aborted"] < aborted + LEAST_ABORTED
+        ):
             under_way = self.waiting + self.running
             if len(under_way) < 8 and rng.random() < 0.5:
                 self.ask(rng)
