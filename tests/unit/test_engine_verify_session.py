@@ -123,6 +123,20 @@ def test_logits_of_rows_that_fail_are_left_out():
     assert scribe.logits[:, 0].tolist() == [0.0, 3.0]
 
 
+class Elsewhere(torch.Tensor):
+    """In a device's memory, where no tensor of the CPU can be compared with it."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_logits_are_kept_on_the_cpu():
+    scribe = Scribe(TwoFail())
+    logits = torch.arange(4.0)[:, None].expand(4, 2).as_subclass(Elsewhere)
+    scribe.choose(Forward(logits, np.ones(4, np.bool_), np.ones(4, np.bool_)), None)
+    assert type(scribe.logits) is torch.Tensor
+
+
 def reply(*tokens, failure=None):
     logits = torch.nn.functional.one_hot(torch.tensor(tokens, dtype=torch.int64), 8).float()
     return VerifyOutput(tokens, logits, 0.0, None, failure)

@@ -15,6 +15,7 @@ import torch
 
 from stratakv.assembly.device import Device
 from stratakv.engine.torch_pools import TensorPools
+from stratakv.engine.triton_swap_ins import room_of
 from stratakv.sparse.triton_swap_in import RowRoute, launch_rows
 from stratakv.transfer.triton_copy import launch_moves
 
@@ -61,8 +62,10 @@ def measure(at: torch.device, batch: int, layers: int) -> GpuSwapInCase:
     route = RowRoute(there.data_ptr(), host.data_ptr(), page, page, ROW_BYTES)
     random = np.random.default_rng(batch)
     picked = [random.choice(rows, (batch, MISSES), replace=False) for _ in range(2)]
-    targets, sources = (torch.from_numpy(one.astype(np.int32)).to(at) for one in picked)
-    misses = torch.full((batch,), MISSES, dtype=torch.int32, device=at)
+    planned = room_of(torch.from_numpy(picked[0].astype(np.int64)).to(at), 1)
+    for room, one in zip((planned.targets, planned.sources), picked, strict=True):
+        room.copy_(torch.from_numpy(one.astype(np.int64)))
+    planned.misses.fill_(MISSES)
     to, of = (
         torch.from_numpy(base + one.ravel() * ROW_BYTES).to(at)
         for base, one in zip((there.data_ptr(), host.data_ptr()), picked, strict=True)
@@ -71,7 +74,7 @@ def measure(at: torch.device, batch: int, layers: int) -> GpuSwapInCase:
 
     def swap_in() -> None:
         for _ in range(layers):
-            launch_rows(route, targets, sources, misses, PAGE_ROWS)
+            launch_rows(route, planned, PAGE_ROWS)
 
     def bare() -> None:
         for _ in range(layers):

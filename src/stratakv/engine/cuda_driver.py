@@ -25,13 +25,16 @@ class TorchEvent:
     """Who blocks for it sleeps: a thread that spun would take a core from those that plan."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._device = stream.device
         self.event = torch.cuda.Event(blocking=True)
         self.event.record(stream)
 
     def passed(self) -> bool:
+        torch.cuda.set_device(self._device)
         return self.event.query()
 
     def block(self) -> None:
+        torch.cuda.set_device(self._device)
         self.event.synchronize()
 
 

@@ -26,6 +26,6 @@ def on_host(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
     for to, one in zip(there, tensors, strict=True):
         to.copy_(one, non_blocking=True)
     done = torch.cuda.Event(blocking=True)
-    done.record()
+    done.record(torch.cuda.current_stream(first.device))  # the thread's own may be another GPU's
     done.synchronize()
     return [to.numpy() for to in there]

@@ -54,7 +54,8 @@ class VerifyOutput:
 
 
 class Scribe:
-    """Keeps the logits of the step that has just run, of rows that go on; chooses as ever."""
+    """Keeps the logits of the step that has just run, of rows that go on; chooses as ever. They are
+    kept on the CPU, where tokens are: a device may have given their memory to another step."""
 
     def __init__(self, token_source: TokenSource | None = None) -> None:
         self._token_source = token_source or OwnTokens()
@@ -63,7 +64,7 @@ class Scribe:
     def choose(self, forward: Forward, params: SamplingBatch) -> Sampled:
         sampled = self._token_source.choose(forward, params)
         broken = np.isin(np.flatnonzero(forward.sampled), sampled.broken)
-        self.logits = forward.logits[torch.from_numpy(~broken & (sampled.tokens >= 0))]
+        self.logits = forward.logits.cpu()[torch.from_numpy(~broken & (sampled.tokens >= 0))]
         return sampled
 
     def idle(self) -> None:
