@@ -19,7 +19,9 @@ import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
+from triton.runtime.jit import create_function_from_signature
 
 from stratakv.engine import triton_kernels
 from stratakv.engine.deepseek import triton_best_keys
@@ -66,12 +68,15 @@ def source(kernel, values):
     """As Triton specialises a launch: what divides by 16, and what is 1."""
     signature, constants, attributes = {}, {}, {}
     marked = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
+    anywhere = {one.name for one in kernel.params if one.do_not_specialize_on_alignment}
     for at, name in enumerate(kernel.arg_names):
         value = values[name]
         if name in marked or (isinstance(value, int) and value == 1):
             signature[name], constants[(at,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name] = POINTERS[value.dtype]
+            if name in anywhere:
+                continue
             attributes[(at,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
@@ -219,6 +224,15 @@ def launches_of(name):
         for where, kernel in zip(KERNELS, real, strict=True):
             setattr(*where, kernel)
     return launches
+
+
+def variants_of_a_copy(counts):
+    """How many kernels Triton makes of launches of so many moves each."""
+    kernel = triton_copy.copy_moves
+    backend = CUDABackend(GPUTarget("cuda", 90, 32))
+    bound = create_function_from_signature(kernel.signature, kernel.params, backend)
+    ends = (torch.zeros(3, count, dtype=torch.int64) for count in counts)
+    return len({tuple(bound(*rows, WIDE=True, PART=triton_copy.PART)[1]) for rows in ends})
 
 
 if __name__ == "__main__":

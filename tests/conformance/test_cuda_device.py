@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from stratakv.assembly import cuda, devices
 from stratakv.assembly.cuda import Gpu, device_over, pools_on
@@ -16,7 +17,7 @@ from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.model import wrap
+from stratakv.engine.model import load_model, wrap
 from stratakv.engine.thread_executor import MirroredRunner
 from stratakv.engine.verify_report import Way
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
@@ -127,6 +128,33 @@ def test_pools_that_do_not_fit_are_refused_with_figures(monkeypatch):
     message = r"^--device-memory: the tier takes .* of cuda:1, and 4 KiB are free; allowed is less"
     with pytest.raises(ConfigError, match=message):
         pools_on(torch.device("cuda", 1), spec, [3], lambda: 4096)
+
+
+def test_pools_that_leave_no_room_to_try_copies_are_refused_with_figures():
+    def full():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = FakeCuda(0, device=None)
+    device = device_over(
+        lambda: Gpu(at=AT, driver=made, trials=full, free=lambda: 2 << 20, idle=lambda: None), AT
+    )
+    config = EngineConfig(device="cuda", device_memory="1MiB", max_running=2, step_tokens=64)
+    message = r"^--device-memory: .* tried at start with 32 MiB of cpu .*, and 2 MiB are free; all"
+    with pytest.raises(ConfigError, match=message):
+        build_engine(wrap(model_to_give_away("llama")), config, device)
+    made.close()
+
+
+def test_a_model_that_does_not_fit_is_refused_with_figures(monkeypatch, tmp_path):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model_to_give_away("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(PreTrainedModel, "to", full)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda at: (4096 * at.index, 1 << 30))
+    message = r"^MODEL: its weights take \d.*, and 4 KiB of cuda:1 are free; allowed is a smaller"
+    with pytest.raises(ConfigError, match=message):
+        load_model(tmp_path, device=torch.device("cuda", 1))
 
 
 def test_settings_choose_it_without_taking_the_gpu(monkeypatch):

@@ -27,17 +27,20 @@ SHARED_BYTES = 99 << 10
 """What every GPU of them, and a small sibling, has for one program."""
 
 
+def printed(*words):
+    out = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert out.returncode == 0, out.stderr[-2000:]
+    return out.stdout
+
+
 @pytest.mark.parametrize(
     "name", [*ALWAYS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 )
 def test_launches_compile_within_their_budgets(name):
-    command = [sys.executable, "-m", "tests.triton_aot", name]
-    out = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert out.returncode == 0, out.stderr[-2000:]
-    found = [json.loads(line) for line in out.stdout.splitlines()]
+    found = [json.loads(line) for line in printed("-m", "tests.triton_aot", name).splitlines()]
     assert {one["capability"] for one in found} == {80, 90, 100}
     for one in found:
         assert one["registers"] <= REGISTERS, one
@@ -49,3 +52,8 @@ def test_launches_compile_within_their_budgets(name):
             assert one["barriers"] >= 5, f"what one thread wrote another reads: {one}"
         if one["kernel"] != "combine" and "odd" not in name:
             assert one["wide_loads"], f"it is not read 16 bytes at a time: {one}"
+
+
+def test_no_number_of_moves_compiles_a_copy_anew_while_a_server_serves():
+    ask = "from tests.triton_aot import variants_of_a_copy; print(variants_of_a_copy(range(1, 9)))"
+    assert printed("-c", ask) == "1\n"

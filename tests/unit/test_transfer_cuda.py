@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import pytest
@@ -249,18 +250,27 @@ def test_both_paths_are_tried_and_what_does_not_arrive_counts_as_failed():
     def broken(one):
         raise RuntimeError("no such engine")
 
+    def lost_odd(one):
+        (by_memmove if one.wide else lost)(one)
+
+    def wider_odd(one):
+        at = 0 if one.wide else 1
+        ends = one.targets - at, one.sources - at, one.sizes + at
+        by_memmove(Moves(one.group, one.layers, *ends))
+
     size = 1 << 16
     device, source, target = (np.zeros(size, np.uint8) for _ in range(3))
     memory = TrialMemory(device.ctypes.data, source, target)
     ticks = iter(range(10_000))
-    for wrong in (lost, broken, by_memmove):
+    for wrong in (lost, lost_odd, wider_odd, broken, by_memmove):
         stream = Immediate({CopyPath.KERNEL: by_memmove, CopyPath.ENGINE: wrong})
         found = copy_trials(stream, memory, (1024, 4096), lambda: next(ticks))
         assert len(found) == 2 * 2 * 2
         engine = {one.seconds for one in found if one.path is CopyPath.ENGINE}
         assert engine == ({1} if wrong is by_memmove else {None})
         assert {one.seconds for one in found if one.path is CopyPath.KERNEL} == {1}
-    assert len(stream.moved) == 2 * 2 * 2 * LAPS
+    assert len(stream.moved) == 2 * 2 * 2 * (LAPS + 1)
+    assert {(path, wide) for path, wide in stream.moved} == {*product(CopyPath, (True, False))}
 
 
 class Immediate:
@@ -268,7 +278,7 @@ class Immediate:
         self._paths, self.moved = paths, []
 
     def move(self, one, path):
-        self.moved.append(path)
+        self.moved.append((path, one.wide))
         self._paths[path](one)
 
     def record(self):

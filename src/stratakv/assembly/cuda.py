@@ -25,7 +25,7 @@ from stratakv.engine.triton_kernels import TritonKernels
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget import device_bytes
 from stratakv.spec.groups import CacheSpec
-from stratakv.transfer.copy_paths import CopyChoice
+from stratakv.transfer.copy_paths import TRIAL_BYTES, CopyChoice
 from stratakv.transfer.copy_trials import copy_trials
 from stratakv.transfer.cuda import ANY_CPU, CudaDriver, CudaStreams, CudaTransferEngine, PinOptions
 from stratakv.transfer.engine import TransferEngine
@@ -75,7 +75,7 @@ def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]
         spec: CacheSpec, pools: TensorPools, arenas: Sequence[HostArena]
     ) -> TransferEngine:
         here = gpu()
-        choice = here.trials()
+        choice = choice_on(at, here.trials, here.free)
         log.info("copies of %s: %s", at, choice)
         streams[:] = [CudaStreams.of(here.driver, choice)]
         return CudaTransferEngine(spec, pools, arenas, streams[0], here.pinned)
@@ -109,6 +109,20 @@ def pools_on(
         raise ConfigError(
             f"--device-memory: the tier takes {wanted} of {at}, and {format_bytes(free())} are "
             "free; allowed is less, or a GPU that nobody else uses"
+        ) from error
+
+
+def choice_on(
+    at: torch.device, trials: Callable[[], CopyChoice], free: Callable[[], int]
+) -> CopyChoice:
+    """How copies go best there. ConfigError where the pools leave no room to try that."""
+    try:
+        return trials()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"--device-memory: copies are tried at start with {format_bytes(TRIAL_BYTES)} of {at} "
+            f"beside the tier, and {format_bytes(free())} are free; allowed is less, or a GPU that "
+            "nobody else uses"
         ) from error
 
 

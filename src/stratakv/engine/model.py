@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.safetensors_layout import StoredTensor
 from stratakv.core.model_identity import ModelIdentity
+from stratakv.core.units import format_bytes
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
 from stratakv.engine.lora_hooks import Adapters, unfit
@@ -79,8 +80,8 @@ def load_model(
 
     dtype: a key of ``DTYPES`` or "auto", the config's own. ``identity``: of the directory, where it
     is under way already. Hugging Face shows a progress bar. Raises ConfigError for a directory that
-    is not there or holds no causal LM, or is written meanwhile, for a dtype, and for a model that
-    ranks cannot share.
+    is not there or holds no causal LM, or is written meanwhile, for a dtype, for a model that ranks
+    cannot share, and for one that does not fit the device.
     """
     facts = read_facts(path, dtype)
     if reason := tp_refusal(facts, ranks) or device_refusal(ranks, device):
@@ -90,7 +91,7 @@ def load_model(
         leaves = ranks == 1 and device == CPU  # whole tensors, where they are to stay
         under_way.begin(left_by_the_loader(kind, facts.dtype) if leaves else _none)
         try:
-            module = _loaded(under_way.directory, dtype, facts, ranks).to(device)  # pyright: ignore[reportArgumentType]
+            module = _placed(_loaded(under_way.directory, dtype, facts, ranks), device)
         except ConfigError as error:
             under_way.refuse(str(error))
         own_weights(module, under_way)
@@ -125,6 +126,19 @@ def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrained
         missing = ", ".join(sorted(info["missing_keys"])[:3])
         raise ConfigError(f"MODEL {path}: not a whole causal LM; its weights lack {missing}")
     return module
+
+
+def _placed(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    try:
+        return module.to(device)  # pyright: ignore[reportArgumentType]
+    except torch.OutOfMemoryError as error:
+        weights = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+        raise ConfigError(
+            f"MODEL: its weights take {format_bytes(weights)}, and {format_bytes(free)} of "
+            f"{device} are free; allowed is a smaller one, a --dtype of fewer bits, or a GPU that "
+            "nobody else uses"
+        ) from error
 
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:

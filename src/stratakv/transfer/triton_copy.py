@@ -18,7 +18,8 @@ PART: Final = 1024
 """Words of a program, or bytes: 8 bytes each are one number to Triton, two are read at once."""
 
 
-@triton.jit
+# Rows of one tensor are aligned to 16 bytes or not by its length: no kernel of its own for each.
+@triton.jit(do_not_specialize_on_alignment=["targets", "sources", "sizes"])
 def copy_moves(targets, sources, sizes, WIDE: tl.constexpr, PART: tl.constexpr):
     """Move ``program_id(0)``, part ``program_id(1)``; addresses and sizes are int64."""
     move = tl.program_id(0)
