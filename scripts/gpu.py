@@ -7,11 +7,14 @@ is no GPU.
 """
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +24,8 @@ ROOT: Final = Path(__file__).parents[1]
 RESULTS: Final = ROOT / "bench" / "results"
 LIMIT_S: Final = 540.0
 """Of a call."""
+KILLED_S: Final = 10.0
+"""For what a killed part has printed: who left its group may hold the pipe."""
 LEAST_S: Final = 20.0
 """With less left no part is begun."""
 TAIL_CHARS: Final = 4000
@@ -44,9 +49,12 @@ class Part:
         return [word.replace("{figures}", str(figures)) for word in self.command]
 
 
-def _tests(name: str) -> Part:
-    words = ("-m", "pytest", "-p", "no:xdist", "-rs", "-m", "gpu", f"tests/gpu/test_gpu_{name}.py")
-    return Part(f"tests-{name}", (sys.executable, *words))
+def _tests(name: str, only: str = "") -> Part:
+    """``only``: a class of them."""
+    words = ("-m", "pytest", "-p", "no:xdist", "-rs", "-m", "gpu")
+    some = ("-k", only) if only else ()
+    title = f"tests-{name}-{only.removeprefix('Test').lower()}" if only else f"tests-{name}"
+    return Part(title, (sys.executable, *words, *some, f"tests/gpu/test_gpu_{name}.py"))
 
 
 def _bench(name: str) -> Part:
@@ -55,7 +63,8 @@ def _bench(name: str) -> Part:
 
 
 PARTS: Final = (
-    *map(_tests, ("kernels", "transfer", "hits")),
+    *(_tests("kernels", dtype) for dtype in ("TestFloat32", "TestBfloat16", "TestFloat16")),
+    *map(_tests, ("transfer", "hits")),
     *map(_bench, ("transfer", "sparse", "serve")),
 )
 
@@ -163,17 +172,37 @@ def _ask(command: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _run(command: Sequence[str], limit_s: float) -> Outcome:
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return Outcome(None, process.communicate()[0])
+def run_command(command: Sequence[str], limit_s: float) -> Outcome:
+    """In a group of its own, which is killed whole when time is up."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return Outcome(None, _killed(process))
+    except BaseException:
+        _killed(process)
+        raise
     sys.stdout.write(output)
     return Outcome(process.returncode, output)
+
+
+def _killed(process: subprocess.Popen[str]) -> str:
+    """What it has printed, as far as that is known."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=KILLED_S)[0]
+    except subprocess.TimeoutExpired:
+        assert process.stdout is not None
+        process.stdout.close()
+        return ""
 
 
 def main() -> int:
@@ -182,7 +211,7 @@ def main() -> int:
         print("make gpu: no GPU here: nvidia-smi finds none, and nothing was run or measured")
         return NO_GPU
     print(f"{machine.gpu}, driver {machine.driver}, {machine.memory}, commit {machine.commit}")
-    return run_parts(machine, RESULTS, _run)
+    return run_parts(machine, RESULTS, run_command)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tests that need a GPU: collected where Triton does not interpret, as ``make gpu`` has it."""
+"""Tests that need a GPU: collected where Triton does not interpret, as ``make gpu`` has it.
+
+What torch warns of on one GPU or another is no fault of a test; nobody could see it without one."""
 
 import os
 
@@ -11,3 +13,4 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/gpu/" in item.nodeid:
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.filterwarnings("ignore::UserWarning:torch.*"))

@@ -1,11 +1,14 @@
 """What ``make gpu`` does with its parts, without a GPU."""
 
 import json
+import re
+import sys
 
 import pytest
 
 from scripts import gpu
 from scripts.gpu import AGAIN, DONE, FAILED, LIMIT_S, NO_GPU, PARTS, Machine, Outcome, Part
+from stratakv.testing.patience import PATIENCE_S
 
 MACHINE = Machine("NVIDIA H100 80GB HBM3", "580.95.05", "81559 MiB", "abc1234")
 TWO = (Part("one", ("run", "one")), Part("two", ("run", "two", "--json", "{figures}")))
@@ -132,3 +135,21 @@ def test_tests_come_before_benches_and_each_is_there():
                 "stratakv", "bench", part.name.removeprefix("bench-"), "--device", "cuda",
                 "--json", "{figures}",
             )  # fmt: skip
+
+
+def test_when_time_is_up_what_a_part_has_started_ends_too(monkeypatch):
+    """Its child holds the pipe: who killed the part alone would wait for the child."""
+    child = "import time; time.sleep(600)"
+    ask = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]); "
+    monkeypatch.setattr(gpu, "KILLED_S", PATIENCE_S)
+    hangs = (sys.executable, "-c", ask + "print('begun', flush=True); " + child)
+    found = gpu.run_command(hangs, 3.0)
+    assert found == Outcome(None, "begun\n")
+
+
+def test_each_class_of_kernels_is_a_part_of_its_own():
+    source = (gpu.ROOT / "tests/gpu/test_gpu_kernels.py").read_text()
+    classes = re.findall(r"^class (\w+)", source, re.MULTILINE)
+    some = [part.command for part in PARTS if part.name.startswith("tests-kernels")]
+    assert sorted(words[words.index("-k") + 1] for words in some) == sorted(classes)
+    assert not any(one in other for one in classes for other in classes if one != other)

@@ -25,17 +25,18 @@ class CudaLibrary:
 
     def __init__(self, index: int, name: str = NAME) -> None:
         self._cuda = ctypes.CDLL(name)
-        self._index = index
+        self._device = ctypes.c_int()
         self._context = _POINTER()
         self._call("cuInit", ctypes.c_uint(0))
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), ctypes.c_int(index))
+        self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(index))
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         self._batch = self._symbol("cuMemcpyBatchAsync_v2")  # of CUDA 13
         self._old_batch = self._symbol("cuMemcpyBatchAsync")  # of CUDA 12.8
 
     def pci(self) -> str:
         """As Linux names the GPU below /sys."""
         name = ctypes.create_string_buffer(32)
-        self._call("cuDeviceGetPCIBusId", name, ctypes.c_int(32), ctypes.c_int(self._index))
+        self._call("cuDeviceGetPCIBusId", name, ctypes.c_int(32), self._device)
         return name.value.decode("ascii").lower()
 
     def copy(self, moves: Moves, stream: int) -> None:
