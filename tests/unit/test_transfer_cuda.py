@@ -170,13 +170,17 @@ def test_a_server_goes_on_while_its_memory_is_pinned_and_a_copy_waits_for_its_ow
     cuda.close()
 
 
-def test_memory_that_cannot_be_pinned_is_copied_nowhere():
+def test_memory_that_cannot_be_pinned_is_copied_nowhere_and_the_log_says_it_once(caplog):
     ends, cuda, _, made = on_a_gpu(refused=0)
     engine, pages = made(), spread(ends, 2, 1)
-    engine.submit(plan_of(Direction.BACKUP, pages, pages))
-    (done,) = finish(engine, Direction.BACKUP, 1)
-    assert not done.ok
+    for _ in range(3):
+        engine.submit(plan_of(Direction.BACKUP, pages, pages))
+    assert not any(done.ok for done in finish(engine, Direction.BACKUP, 3))
+    lines = [one for one in caplog.records if one.name == "stratakv.transfer.cpu"]
+    assert ["host memory is not pinned" in one.message for one in lines] == [True]
+    assert lines[0].exc_info is None
     engine.close()
+    assert caplog.messages[-1] == "3 backups failed: host memory is not pinned"
     cuda.close()
 
 

@@ -24,6 +24,7 @@ from stratakv.transfer.copier import Copier, CopyRoute
 from stratakv.transfer.copy_plan import CopyPlan, Direction, Fence, GroupCopy, PageRows, RowCopy
 from stratakv.transfer.engine import AtOnce, Completion, CopyOrder
 from stratakv.transfer.numpy_copy import NumpyCopier
+from stratakv.transfer.pinning import NotPinnedError
 
 _logger = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class CpuTransferEngine:
         self._arenas = tuple(arenas)
         self._copier = copier
         self._order = order
+        self._not_pinned = 0
         self._layers = [
             frozenset(layer for buffer in group.buffers for layer in buffer.layers)
             for group in spec.groups
@@ -241,6 +243,9 @@ class CpuTransferEngine:
         still be taken. AssertionError if a load has failed, once the threads have ended."""
         for lane in self._lanes.values():
             lane.close()
+        if self._not_pinned:
+            _logger.warning("%d backups failed: host memory is not pinned", self._not_pinned)
+            self._not_pinned = 0
         self._check()
 
     def _check(self) -> None:
@@ -279,6 +284,11 @@ class CpuTransferEngine:
                 self._copier.gather(self._whole[copy.group], copy.device, copy.host)
             for copy in job.rows:
                 self._copier.gather_rows(self._row_route(copy), copy.device, copy.host)
+        except NotPinnedError as fault:  # all later ones fail alike
+            self._not_pinned += 1
+            if self._not_pinned == 1:
+                _logger.error("backup %d failed: %s; others are counted alone", job.ticket, fault)
+            done = Completion(job.ticket, ok=False, bytes_moved=0)
         except Exception:  # what is not backed up is only not backed up; the log says why
             _logger.exception("backup %d failed", job.ticket)
             done = Completion(job.ticket, ok=False, bytes_moved=0)

@@ -26,6 +26,10 @@ LINES: Final = 10
 """Of a log, about how far it is."""
 
 
+class NotPinnedError(RuntimeError):
+    """Host memory is not pinned, and will not be; its cause says why, and is in the log already."""
+
+
 @dataclass(frozen=True, slots=True)
 class PinnedSpan:
     """``end_bytes``: of its group's arena, counted from the first byte on."""
@@ -85,14 +89,14 @@ class Pinning:
         return sum(chunk.size_bytes for chunk in self._chunks[: self._done])
 
     def wait(self, group: GroupId, size_bytes: int) -> None:
-        """Return once the first ``size_bytes`` of a group's arena are registered. RuntimeError
-        where they never will be."""
+        """Return once the first ``size_bytes`` of a group's arena are registered.
+        NotPinnedError where they never will be."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._ends[group] >= size_bytes or self._fault or self._closed
             )
             if self._ends[group] < size_bytes:
-                raise RuntimeError("host memory is not pinned") from self._fault
+                raise NotPinnedError("host memory is not pinned") from self._fault
 
     def close(self) -> None:
         """End the thread, and take back what was registered; nothing may be copied any more."""
