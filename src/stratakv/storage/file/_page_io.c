@@ -4,7 +4,7 @@
  * hash is xxhash's own code, whose addresses come in with every call (compiled_page_io.py).
  *
  * A thread that asks for the GIL after every page waits for up to 5 ms each time that another one
- * computes: 24 pages of 1 MiB then took three times as long in an engine as alone.
+ * computes: 24 pages of 1 MiB took 25 to 35 ms in vLLM that way, of which a page's own was 0.2 ms.
  */
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
