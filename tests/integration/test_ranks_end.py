@@ -65,14 +65,15 @@ def test_torchrun_that_is_stopped_lets_ranks_finish(model, tmp_path):
 
 
 def test_ctrl_c_ends_ranks_that_start(model, tmp_path):
-    """Rank 0 waits for its follower then, which is still importing."""
+    """Rank 0 waits for its follower then, which is still importing, or is about to say that it
+    does: the words of its end may stand before that."""
     with started(serve(model, 2), tmp_path / "log", in_terminal=True) as server:
         server.first_follower()
         os.killpg(server.process.pid, signal.SIGINT)
         assert server.ends() == 130
-        *started_with, last = server.logged().splitlines()
-        assert last == "stratakv: interrupted"
-        assert all(" INFO stratakv." in line for line in started_with), started_with
+        lines = server.logged().splitlines()
+        lines.remove("stratakv: interrupted")
+        assert all(" INFO stratakv." in line for line in lines), lines
 
 
 # -- a rank that is lost ---------------------------------------------------------------------------
