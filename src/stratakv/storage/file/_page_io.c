@@ -96,51 +96,65 @@ static uint64_t hash_of(const Batch *batch, Py_ssize_t i)
     return batch->library.hash(batch->pages[i].buf, (size_t)batch->pages[i].len);
 }
 
-static int read_page(Batch *batch, Py_ssize_t i)
+/* A part of a page that `start` and `size` name: moved, 1; 0 where the file ends before, -1 with
+   errno. */
+typedef int (*Move)(const Batch *, Py_ssize_t i, Py_ssize_t start, size_t size);
+
+/* A page larger than a piece, which is hashed while the cache has it; what `move` says of the last
+   piece. */
+static int in_pieces(Batch *batch, Py_ssize_t i, Move move)
 {
     const Library *library = &batch->library;
-    char *page = batch->pages[i].buf;
+    const char *page = batch->pages[i].buf;
     const Py_ssize_t size = batch->pages[i].len;
-    const off_t at = batch->at[i];
-    if (size <= batch->piece) {
-        const int whole = read_whole(batch->fd, page, (size_t)size, at);
-        if (whole == 1)
-            batch->hashes[i] = hash_of(batch, i);
-        batch->is_short[i] = whole == 0;
-        return whole;
-    }
     library->reset(batch->state);
     for (Py_ssize_t start = 0; start < size; start += batch->piece) {
         const Py_ssize_t rest = size - start;
         const size_t some = (size_t)(rest < batch->piece ? rest : batch->piece);
-        const int whole = read_whole(batch->fd, page + start, some, at + start);
-        batch->is_short[i] = whole == 0;
-        if (whole != 1)
-            return whole;
+        const int moved = move(batch, i, start, some);
+        if (moved != 1)
+            return moved;
         library->update(batch->state, page + start, some);
     }
     batch->hashes[i] = library->digest(batch->state);
     return 1;
 }
 
-static int write_large(Batch *batch, Py_ssize_t i)
+static int read_piece(const Batch *batch, Py_ssize_t i, Py_ssize_t start, size_t size)
 {
-    const Library *library = &batch->library;
     char *page = batch->pages[i].buf;
+    return read_whole(batch->fd, page + start, size, batch->at[i] + start);
+}
+
+/* The last one with what pads the page. */
+static int write_piece(const Batch *batch, Py_ssize_t i, Py_ssize_t start, size_t size)
+{
+    const Py_buffer *page = &batch->pages[i];
+    const int is_last = start + (Py_ssize_t)size == page->len;
+    const size_t after = is_last ? (size_t)(batch->stride - page->len) : 0;
+    const struct iovec parts[] = {{(char *)page->buf + start, size}, {(void *)ZEROS, after}};
+    return write_parts(batch->fd, parts, after ? 2 : 1, batch->at[i] + start) < 0 ? -1 : 1;
+}
+
+static int leave_piece(const Batch *batch, Py_ssize_t i, Py_ssize_t start, size_t size)
+{
+    (void)batch, (void)i, (void)start, (void)size;
+    return 1;
+}
+
+static int read_page(Batch *batch, Py_ssize_t i)
+{
     const Py_ssize_t size = batch->pages[i].len;
-    const off_t at = batch->at[i];
-    library->reset(batch->state);
-    for (Py_ssize_t start = 0; start < size; start += batch->piece) {
-        const Py_ssize_t rest = size - start;
-        const size_t some = (size_t)(rest < batch->piece ? rest : batch->piece);
-        const size_t after = rest <= batch->piece ? (size_t)(batch->stride - size) : 0;
-        const struct iovec parts[] = {{page + start, some}, {(void *)ZEROS, after}};
-        if (write_parts(batch->fd, parts, after ? 2 : 1, at + start) < 0)
-            return -1;
-        library->update(batch->state, page + start, some);
+    int whole;
+    if (size > batch->piece) {
+        whole = in_pieces(batch, i, read_piece);
+    } else {
+        whole = read_piece(batch, i, 0, (size_t)size);
+        if (whole == 1)
+            batch->hashes[i] = hash_of(batch, i);
     }
-    batch->hashes[i] = library->digest(batch->state);
-    return 0;
+    batch->is_short[i] = whole == 0;
+    return whole;
 }
 
 /* How many pages from `first` on one call of the system moves: those that follow one another. */
@@ -205,7 +219,7 @@ static void write_all(Batch *batch)
         const Py_ssize_t first = batch->done, some = together(batch, first);
         int failed;
         if (batch->stride > batch->piece) {
-            failed = write_large(batch, first);
+            failed = in_pieces(batch, first, write_piece) < 0;
         } else {
             int used;
             parts_of(batch, first, some, (void *)ZEROS, parts, &used);
@@ -225,21 +239,11 @@ static void write_all(Batch *batch)
 /* What is in memory, so that whoever hands over a library can see that it hashes right. */
 static void hash_all(Batch *batch)
 {
-    const Library *library = &batch->library;
     for (; batch->done < batch->count; batch->done++) {
-        const char *page = batch->pages[batch->done].buf;
-        const Py_ssize_t size = batch->pages[batch->done].len;
-        if (size <= batch->piece) {
+        if (batch->pages[batch->done].len > batch->piece)
+            in_pieces(batch, batch->done, leave_piece);
+        else
             batch->hashes[batch->done] = hash_of(batch, batch->done);
-            continue;
-        }
-        library->reset(batch->state);
-        for (Py_ssize_t start = 0; start < size; start += batch->piece) {
-            const Py_ssize_t rest = size - start;
-            library->update(
-                batch->state, page + start, (size_t)(rest < batch->piece ? rest : batch->piece));
-        }
-        batch->hashes[batch->done] = library->digest(batch->state);
     }
 }
 
