@@ -1,5 +1,5 @@
-"""Servers as a user starts them, one role each, and routers in front of them. Owns the processes:
-all logs are kept, and none is left behind."""
+"""Servers of one role each, and routers in front of them. Owns the processes: all logs are kept,
+and none is left behind. Ours come from the fork server, so that none imports again."""
 
 import os
 import re
@@ -8,12 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
+from tests.forks import fork_server
+from tests.rank_processes import run_command
 from tests.real_server import SMALL_FLAGS
 from tests.scraped import scraped
 
@@ -22,9 +25,31 @@ TAIL_CHARS = 4000
 BIN = Path(sys.executable).parent
 
 
+class Forked:
+    """A process of the fork server, with the verbs of ``subprocess.Popen``."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        process.start()
+        self._process, self.pid = process, process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
 @dataclass
 class Started:
-    process: subprocess.Popen
+    """``line``: what it was started with, a program or words of ``stratakv``."""
+
+    process: subprocess.Popen | Forked
     log: Path
     line: tuple[str, ...]
     url: str
@@ -91,27 +116,37 @@ class Fleet:
             raise AssertionError("\n".join([str(error), *ends])) from error
 
     def start(self, port: int, *line: str, host: str = "127.0.0.1") -> Started:
-        log = self._logs / f"{len(self._started)}.log"
+        """Any program."""
+        log = self._next_log()
         around = os.environ | {"OMP_NUM_THREADS": "1"}
         around.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile all it imports
         with log.open("wb") as out:
             process = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=around
             )
-        self._undo.callback(process.wait)
-        self._undo.callback(process.kill)
-        started = Started(process, log, line, f"http://{host}:{port}")
-        self._started.append(started)
-        return started
+        return self._begun(Started(process, log, line, f"http://{host}:{port}"))
+
+    def stratakv(self, port: int, *words: str) -> Started:
+        """The command with ``words``, on ``port``."""
+        log, line = self._next_log(), [*words, "--port", str(port)]
+        process = Forked(fork_server().Process(target=run_command, args=(line, log)))
+        return self._begun(Started(process, log, words, f"http://127.0.0.1:{port}"))
 
     def server(self, model: Path, *flags: str) -> Started:
-        port = free_port()
-        command = (str(BIN / "stratakv"), "serve", str(model), *FLAGS, "--port", str(port))
-        return self.start(port, *command, *flags)
+        return self.stratakv(free_port(), "serve", str(model), *FLAGS, *flags)
 
     def again(self, gone: Started) -> Started:
-        """The same, after its end."""
-        return self.start(int(gone.url.rpartition(":")[2]), *gone.line)
+        """The same server of ours, after its end."""
+        return self.stratakv(int(gone.url.rpartition(":")[2]), *gone.line)
+
+    def _next_log(self) -> Path:
+        return self._logs / f"{len(self._started)}.log"
+
+    def _begun(self, started: Started) -> Started:
+        self._undo.callback(started.process.wait)
+        self._undo.callback(started.process.kill)
+        self._started.append(started)
+        return started
 
 
 def ready(*started: Started) -> None:

@@ -227,10 +227,15 @@ def launched(words: list[list[object]], folder: Path) -> Iterator[Launched]:
 
 
 def _launched(words: list[str], log: Path, place: dict[str, str]) -> None:
+    os.environ.update(place)
+    run_command(words, log)
+
+
+def run_command(words: list[str], log: Path) -> None:
+    """What a process of the fork server does that is ``stratakv`` with ``words``."""
     with log.open("ab") as mine:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(mine.fileno(), stream.fileno())
-    os.environ.update(place)
     torch.set_num_threads(1)
     sys.exit(main(words))
 

@@ -136,8 +136,8 @@ def takes_a_lost_peer_for_a_fence(link):
     [
         (frees_leased_pages_at_an_abort, 1),
         (frees_a_row_that_is_read, 1),
-        (believes_words_of_an_attempt_that_is_over, 3),
-        (takes_a_lost_peer_for_a_fence, 15),
+        (believes_words_of_an_attempt_that_is_over, 6),
+        (takes_a_lost_peer_for_a_fence, 30),
     ],
 )
 def test_who_breaks_a_rule_is_seen(bug, first):

@@ -77,9 +77,9 @@ def test_two_hosts_behind_a_router_answer_as_one_server_does(transport, is_here,
 
         prefill = server(prefills, "--role", "prefill", "--bootstrap-port", str(JOIN_PORT))
         decode = server(decodes, "--role", "decode")
-        unified, at = fleet.server(model), free_port()
-        route = (str(BIN / "stratakv"), "route", "--port", str(at))
-        router = fleet.start(at, *route, "--prefill", prefill.url, "--decode", decode.url)
+        unified = fleet.server(model)
+        route = ("route", "--prefill", prefill.url, "--decode", decode.url)
+        router = fleet.stratakv(free_port(), *route)
         ready(prefill, decode, unified, router)
         for seed in range(2):
             asked = completion(tokens(150, seed), 12)

@@ -13,7 +13,7 @@ import pytest
 
 from stratakv.serve.sockets import bound_socket
 from stratakv.testing.patience import PATIENCE_S, wait_until
-from tests.disagg_servers import BIN, Fleet, Started, metric, ready
+from tests.disagg_servers import Fleet, Started, metric, ready
 from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.transports import nixl_is_here
@@ -57,14 +57,13 @@ def servers(directory, tmp_path_factory):
         prefill = fleet.server(directory, "--role", "prefill", "--bootstrap-port", str(port))
         decodes = [fleet.server(directory, "--role", "decode") for _ in range(2)]
         unified = fleet.server(directory)
-        at = free_port()
-        router = fleet.start(at, *route_line(prefill, decodes), "--port", str(at))
+        router = fleet.stratakv(free_port(), *route_line(prefill, decodes))
         ready(prefill, *decodes, unified, router)
         yield Servers(fleet, unified, prefill, decodes, port, router)
 
 
 def route_line(prefill: Started, decodes: list[Started]) -> list[str]:
-    line = [str(BIN / "stratakv"), "route", "--prefill", prefill.url]
+    line = ["route", "--prefill", prefill.url]
     return line + [part for each in decodes for part in ("--decode", each.url)]
 
 
