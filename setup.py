@@ -11,6 +11,7 @@ setup(
             sources=[f"src/stratakv/{package.replace('.', '/')}/{name}.c"],
             # Without contraction: a sum in C is rounded as the same sum in torch is.
             extra_compile_args=["-O3", "-ffp-contract=off"],
+            libraries=["m"],
             optional=True,
         )
         for package, name in (
@@ -20,6 +21,7 @@ setup(
             ("storage.file", "_page_io"),
             ("sparse", "_swap_in"),
             ("sparse", "_reads"),
+            ("engine", "_row_attention"),
             ("engine.deepseek", "_scores"),
         )
     ]

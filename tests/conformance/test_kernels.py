@@ -1,4 +1,4 @@
-"""Both kernels of the CPU pass the public suite, and the suite has teeth."""
+"""All kernels of the CPU pass the public suite, and the suite has teeth."""
 
 from dataclasses import replace
 
@@ -27,6 +27,12 @@ class TestRowKernels(KernelConformance):
     def kernels(self, dtype):
         assert dtype == torch.float32
         return RowKernels()
+
+
+class TestCompiledRowKernels(KernelConformance):
+    def kernels(self, dtype):
+        compiled = pytest.importorskip("stratakv.engine.compiled_row_kernels", exc_type=ImportError)
+        return compiled.CompiledRowKernels()
 
 
 # --- kernels with a bug each, and the test that says so ------------------------------------------

@@ -1,6 +1,8 @@
 """From Hugging Face's interface to the kernels, and how a step is padded and cut: none of it
 changes a result. What kernels promise is held by ``stratakv.testing.kernel_conformance``."""
 
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -67,7 +69,7 @@ class Attention:
         page_bytes = BUCKET_BYTES // slack_pages if slack_pages else BUCKET_BYTES + 1
         group = AttentionGroup(GroupId(0), rule, page_tokens, page_bytes)
         plan = kernels.plan(group, StepShape.of(self.batch()), table)
-        self.group = plan.step
+        self.plan = plan
         self.step = PagedStep({LayerId(3): layer}, {GroupId(0): plan}, ..., None, kernels)
 
     def draw(self, *shape):
@@ -114,10 +116,13 @@ def dense_kernels():
     return DenseKernels(torch.device("cpu"), torch.float32)
 
 
-both = pytest.mark.parametrize("kernels", [RowKernels, dense_kernels])
+KERNELS = [RowKernels, dense_kernels]
+if find_spec("stratakv.engine._row_attention"):  # there was a compiler
+    KERNELS.append(import_module("stratakv.engine.compiled_row_kernels").CompiledRowKernels)
+each = pytest.mark.parametrize("kernels", KERNELS)
 
 
-@both
+@each
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("spans", [EQUAL, LONG_CHUNK, RAGGED], ids=["equal", "long", "ragged"])
 def test_padding_and_blocks_change_nothing(kernels, rule, spans, monkeypatch):
@@ -131,7 +136,7 @@ def test_padding_and_blocks_change_nothing(kernels, rule, spans, monkeypatch):
 SIDE_BY_SIDE = [[(30, 1), (15, 1), (95, 1)], [(0, 9), (0, 9)], [(13, 20), (40, 20), (32, 20)]]
 
 
-@both
+@each
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("spans", SIDE_BY_SIDE, ids=["decode", "first", "later"])
 def test_equal_chunks_may_lie_side_by_side(kernels, rule, spans):
@@ -154,24 +159,24 @@ def test_expensive_blocks_are_cut_smaller(monkeypatch):
     monkeypatch.setattr("stratakv.engine.step_plan.BLOCK_PAIRS", 700 * 20)
     monkeypatch.setattr("stratakv.engine.step_plan.MIN_QUERIES", 4)
     paged = Attention(KeepAll(), 16, [(90, 60)])
-    assert len(paged.group.chunks[0].blocks) > 2
+    assert len(paged.plan.step.chunks[0].blocks) > 2
     mine, dense = paged.run()
     torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
 
 
 def test_equal_lengths_need_one_bucket_and_no_mask():
-    group = Attention(KeepAll(), 16, EQUAL).group
+    group = Attention(KeepAll(), 16, EQUAL).plan.step
     assert [(bucket.count, bucket.mask) for bucket in group.buckets] == [(5, None)]
 
 
 def test_a_first_chunk_reads_nothing_back_and_needs_no_mask():
-    (chunk,) = Attention(KeepAll(), 16, LONG_CHUNK).group.chunks
+    (chunk,) = Attention(KeepAll(), 16, LONG_CHUNK).plan.step.chunks
     assert chunk.fresh
     assert [block.mask for block in chunk.blocks] == [None]
 
 
 def test_a_window_chunk_never_scores_keys_far_behind_its_window():
-    (chunk,) = Attention(KeepWindow(70), 16, [(200, 500)]).group.chunks
+    (chunk,) = Attention(KeepWindow(70), 16, [(200, 500)]).plan.step.chunks
     widths = [block.keys.stop - block.keys.start for block in chunk.blocks]
     assert max(widths) <= 70 + 70
     assert chunk.skip == (200 - 69) % 16

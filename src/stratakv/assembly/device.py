@@ -36,6 +36,13 @@ from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 from stratakv.transfer.host_rows import CpuHostRows, HostRows
 
+_row_kernels: Callable[[], AttentionKernels] = RowKernels
+try:
+    from stratakv.engine.compiled_row_kernels import CompiledRowKernels
+
+    _row_kernels = CompiledRowKernels
+except ImportError:  # installed without a compiler
+    pass
 P = TypeVar("P", bound=LayerTensors)
 RunnerOf: TypeAlias = Callable[
     [HuggingFaceModel, CacheSpec, LayerTensors, BlockTable, AttentionKernels], Runner
@@ -95,9 +102,9 @@ def spilling_runner(
 
 
 def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
-    """torch's sparse kernels know float32 alone."""
+    """Those that read rows where they lie know float32 alone."""
     dtype = model.module.dtype
-    return RowKernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
+    return _row_kernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
 
 
 def any_amount() -> int | None:

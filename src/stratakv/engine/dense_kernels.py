@@ -19,6 +19,7 @@ from stratakv.engine.kernels import (
     AttentionGroup,
     Context,
     Expanded,
+    GroupAttention,
     IndexKeys,
     Paged,
     SelectedRows,
@@ -40,15 +41,9 @@ class DenseKernels:
 
     def plan(
         self, group: AttentionGroup, shape: StepShape, table: npt.NDArray[np.int32]
-    ) -> "DenseAttention":
-        planner = GroupPlanner(
-            rule=group.rule,
-            page_tokens=group.page_tokens,
-            slack_pages=BUCKET_BYTES // group.layer_bytes,
-            device=self._device,
-            dtype=self._dtype,
-        )
-        return self._attention(planner.plan(shape, table), group.page_tokens, self._scratch)
+    ) -> GroupAttention:
+        step = self._planner(group).plan(shape, table)
+        return self._attention(step, group.page_tokens, self._scratch)
 
     def write(self, pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         # Rows are copied as the pool's dtype: on bytes this would be tens of times slower.
@@ -71,6 +66,15 @@ class DenseKernels:
 
     def swap_ins(self, host: HostRows, shape: SwapShape) -> SwapIns:
         return HostSwapIns.of(host, shape)
+
+    def _planner(self, group: AttentionGroup) -> GroupPlanner:
+        return GroupPlanner(
+            rule=group.rule,
+            page_tokens=group.page_tokens,
+            slack_pages=BUCKET_BYTES // group.layer_bytes,
+            device=self._device,
+            dtype=self._dtype,
+        )
 
     def _attention(self, step: GroupStep, page_tokens: int, scratch: Scratch) -> "DenseAttention":
         return DenseAttention(step, page_tokens, scratch)

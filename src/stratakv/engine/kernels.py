@@ -2,8 +2,8 @@
 
 Kernels are chosen once, for a device and a model's dtype, by the assembly (``Device.kernels``);
 nothing asks for either in the middle of a step. Owns no arithmetic: ``dense_kernels`` runs on any
-device, ``row_kernels`` is faster in float32 on a CPU. A third party checks its own with
-``stratakv.testing.kernel_conformance``.
+device, ``row_kernels`` and ``compiled_row_kernels`` are faster in float32 on a CPU. A third party
+checks its own with ``stratakv.testing.kernel_conformance``.
 """
 
 from collections.abc import Sequence

@@ -45,14 +45,17 @@ class GroupPlanner:
 
     def plan(self, shape: StepShape, table: npt.NDArray[np.int32]) -> GroupStep:
         """table: int32 [rows, pages], NONE where a request holds no page."""
-        page_index, offset = np.divmod(shape.positions, self.page_tokens)
-        slots = _present(table[shape.token_rows, page_index]) * self.page_tokens + offset
         prefills = range(shape.decodes, len(shape.rows))
         return GroupStep(
-            slots=on_device(slots, self.device),
+            slots=on_device(self.slots(shape, table), self.device),
             buckets=tuple(self._buckets(shape, table)) if shape.decodes else (),
             chunks=tuple(self._chunk(shape, request, table) for request in prefills),
         )
+
+    def slots(self, shape: StepShape, table: npt.NDArray[np.int32]) -> Ints:
+        """The row, page * P + offset, on which each token's key and value belong, [T]."""
+        page_index, offset = np.divmod(shape.positions, self.page_tokens)
+        return _present(table[shape.token_rows, page_index]) * self.page_tokens + offset
 
     def _buckets(self, shape: StepShape, table: npt.NDArray[np.int32]) -> Iterator[DecodeBucket]:
         rows, positions = shape.rows[: shape.decodes], shape.starts[: shape.decodes]

@@ -1,0 +1,394 @@
+/* Attention of one-token queries over float32 pages where they lie, with the GIL released.
+ *
+ * Owns the inner loops of compiled_row_kernels.py and nothing else. A query's result depends on its own
+ * row of the table and its own keys alone, and is the same to the bit with vectors of any width:
+ * sums run over 16 lanes whatever the processor has, and this file is compiled with
+ * -ffp-contract=off. Places are checked here, because a wrong one would be an address.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { LANES = 16, SIDE = 4 }; /* queries that read a value together; vectors of it at once */
+enum { STRETCH = 64 };         /* tokens whose values are read for all heads before the next */
+#pragma GCC diagnostic ignored "-Wpsabi" /* no vector crosses a call: all of it is inlined */
+typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t Words __attribute__((vector_size(LANES * sizeof(int32_t))));
+typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define WIDEST
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    const float *query;     /* [queries, heads, key_dim] */
+    const float *keys;      /* [rows, kv_heads * key_dim] */
+    const float *values;    /* [rows, kv_heads * value_dim] */
+    const int32_t *table;   /* [table_rows, width] */
+    const int64_t *spans;   /* [queries, 3]: row of the table, first and last token that is seen */
+    const float *sinks;     /* [heads], or NULL */
+    float *out;             /* [queries, heads, value_dim] */
+    Py_ssize_t queries, heads, kv_heads, key_dim, value_dim, width, page_tokens;
+    float scale, softcap;   /* softcap 0: none */
+    Py_ssize_t count, room; /* tokens that the query sees; room for so many, in whole LANES */
+    float *scores;          /* scratch [heads, room] */
+    float *totals;          /* scratch [heads]: of the weights */
+    int64_t *rows;          /* scratch [room]: of the pools, those of the tokens that are seen */
+} Step;
+
+/* Of each run of 2 * size lanes both halves added: those of `a` in front of those of `b`. */
+#define ADD(a, b, halves, size)                                                                    \
+    (__builtin_shuffle(a, b, halves) + __builtin_shuffle(a, b, halves + size))
+#define FRONT(a, b, c, d, e, f, g, h)                                                              \
+    {a, b, c, d, e, f, g, h, 16 + a, 16 + b, 16 + c, 16 + d, 16 + e, 16 + f, 16 + g, 16 + h}
+
+/* The sum of each of LANES vectors. */
+INLINE Lanes sums_of(Lanes *v)
+{
+    const Words eights = FRONT(0, 1, 2, 3, 4, 5, 6, 7), fours = FRONT(0, 1, 2, 3, 8, 9, 10, 11);
+    const Words twos = FRONT(0, 1, 4, 5, 8, 9, 12, 13), ones = FRONT(0, 2, 4, 6, 8, 10, 12, 14);
+    for (int i = 0; i < 8; i++)
+        v[i] = ADD(v[2 * i], v[2 * i + 1], eights, 8);
+    for (int i = 0; i < 4; i++)
+        v[i] = ADD(v[2 * i], v[2 * i + 1], fours, 4);
+    for (int i = 0; i < 2; i++)
+        v[i] = ADD(v[2 * i], v[2 * i + 1], twos, 2);
+    return ADD(v[0], v[1], ones, 1);
+}
+
+/* e to the power of each, which is 0 or less; NaN stays NaN. Within 2 units in the last place:
+ * Cephes' expf, whose polynomial this is. */
+INLINE Lanes exps(Lanes x)
+{
+    const Lanes none = {0};
+    const Lanes bias = none + 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
+    const Words low = x < -87.0f;          /* there a float has no exponent left for it */
+    const Lanes power = (x * 1.44269504088896341f + bias) - bias;
+    Lanes r = x - power * 0.693359375f;
+    r = r + power * 2.12194440e-4f;
+    Lanes y = none + 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    /* 2^power by its bits: the rounded sum holds power + 127 in its lowest ones. */
+    const Words bits = ((Words)(power + (bias + 127.0f)) << 23) & ~low;
+    return (Lanes)((Words)(y * (Lanes)bits) & ~low);
+}
+
+INLINE Lanes loaded(const float *from, Py_ssize_t count)
+{
+    Lanes lanes = {0};
+    memcpy(&lanes, from, (size_t)count * sizeof(float));
+    return lanes;
+}
+
+/* What is read next, to a cache that has more reads under way than the first one. */
+INLINE void expect(const Step *step, const float *pool, Py_ssize_t at, Py_ssize_t width)
+{
+    for (Py_ssize_t token = at; token < at + LANES && token < step->count; token++)
+        for (Py_ssize_t column = 0; column < width; column += LANES)
+            __builtin_prefetch(pool + step->rows[token] * width + column, 0, 2);
+}
+
+/* Scores of LANES tokens from `at` on for the heads of one key head; lanes without a token repeat
+ * the last. */
+INLINE void score_lanes(const Step *step, const float *query, Py_ssize_t kv_head, Py_ssize_t at)
+{
+    const Py_ssize_t dim = step->key_dim, whole = dim / LANES * LANES;
+    const Py_ssize_t group = step->heads / step->kv_heads;
+    const float *keys[LANES];
+    for (int i = 0; i < LANES; i++) {
+        const Py_ssize_t token = at + i < step->count ? at + i : step->count - 1;
+        keys[i] = step->keys + (step->rows[token] * step->kv_heads + kv_head) * dim;
+    }
+    for (Py_ssize_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        const float *asks = query + head * dim;
+        Lanes sums[LANES] = {{0}};
+        for (Py_ssize_t column = 0; column < whole; column += LANES) {
+            const Lanes asked = *(const Loose *)(asks + column);
+            for (int i = 0; i < LANES; i++)
+                sums[i] += asked * *(const Loose *)(keys[i] + column);
+        }
+        if (whole < dim) {
+            const Lanes asked = loaded(asks + whole, dim - whole);
+            for (int i = 0; i < LANES; i++)
+                sums[i] += asked * loaded(keys[i] + whole, dim - whole);
+        }
+        *(Loose *)(step->scores + head * step->room + at) = sums_of(sums) * step->scale;
+    }
+}
+
+/* Scores become weights that are still to be divided by the sum, which is returned. */
+INLINE float weigh(const Step *step, float *scores, Py_ssize_t head)
+{
+    const Py_ssize_t count = step->count;
+    if (step->softcap != 0)
+        for (Py_ssize_t i = 0; i < count; i++)
+            scores[i] = tanhf(scores[i] / step->softcap) * step->softcap;
+    for (Py_ssize_t i = count; i < step->room && i % LANES; i++)
+        scores[i] = -INFINITY;
+    Lanes most = {0}, sums[LANES] = {{0}};
+    most += step->sinks ? step->sinks[head] : -INFINITY;
+    for (Py_ssize_t i = 0; i < count; i += LANES) {
+        const Lanes some = *(Loose *)(scores + i);
+        const Words more = some > most;
+        most = (Lanes)(((Words)some & more) | ((Words)most & ~more));
+    }
+    for (int i = 1; i < LANES; i++)
+        most[0] = most[i] > most[0] ? most[i] : most[0];
+    for (Py_ssize_t i = 0; i < count; i += LANES) {
+        const Lanes weights = exps(*(Loose *)(scores + i) - most[0]);
+        *(Loose *)(scores + i) = weights;
+        sums[0] += weights;
+    }
+    if (step->sinks)
+        sums[1][0] = exps(sums[1] + (step->sinks[head] - most[0]))[0];
+    const Lanes sum = sums_of(sums);
+    return sum[0] + sum[1];
+}
+
+/* Adds values of the tokens [from, to), `blocks` vectors of each, to what `side` heads have read. */
+INLINE void read_columns(const Step *step, const float *values, const float *weights, float *out,
+                         Py_ssize_t from, Py_ssize_t to, const int side, const int blocks)
+{
+    const Py_ssize_t stride = step->kv_heads * step->value_dim;
+    Lanes sums[SIDE][SIDE];
+    for (int q = 0; q < side; q++)
+        for (int block = 0; block < blocks; block++)
+            sums[q][block] = *(Loose *)(out + q * step->value_dim + block * LANES);
+    for (Py_ssize_t token = from; token < to; token++) {
+        const float *value = values + step->rows[token] * stride;
+        for (int block = 0; block < blocks; block++) {
+            const Lanes some = *(const Loose *)(value + block * LANES);
+            for (int q = 0; q < side; q++)
+                sums[q][block] += some * weights[q * step->room + token];
+        }
+    }
+    for (int q = 0; q < side; q++)
+        for (int block = 0; block < blocks; block++)
+            *(Loose *)(out + q * step->value_dim + block * LANES) = sums[q][block];
+}
+
+INLINE void read_values(const Step *step, Py_ssize_t head, float *out, Py_ssize_t from,
+                        Py_ssize_t to, const int side)
+{
+    const Py_ssize_t dim = step->value_dim, kv_head = head / (step->heads / step->kv_heads);
+    const float *values = step->values + kv_head * dim, *weights = step->scores + head * step->room;
+    Py_ssize_t column = 0;
+    out += head * dim;
+    for (; column + SIDE * LANES <= dim; column += SIDE * LANES)
+        read_columns(step, values + column, weights, out + column, from, to, side, SIDE);
+    for (; column + LANES <= dim; column += LANES)
+        read_columns(step, values + column, weights, out + column, from, to, side, 1);
+    for (; column < dim; column++)
+        for (int q = 0; q < side; q++)
+            for (Py_ssize_t token = from; token < to; token++)
+                out[q * dim + column] += values[step->rows[token] * step->kv_heads * dim + column]
+                                         * weights[q * step->room + token];
+}
+
+INLINE void read_stretch(const Step *step, float *out, Py_ssize_t from, Py_ssize_t to)
+{
+    const Py_ssize_t group = step->heads / step->kv_heads;
+    for (Py_ssize_t head = 0, left; head < step->heads; head += left < SIDE ? left : SIDE) {
+        left = group - head % group;
+        switch (left) {
+        case 1: read_values(step, head, out, from, to, 1); break;
+        case 2: read_values(step, head, out, from, to, 2); break;
+        case 3: read_values(step, head, out, from, to, 3); break;
+        default: read_values(step, head, out, from, to, SIDE);
+        }
+    }
+}
+
+static void find_rows(Step *step, const int64_t *span)
+{
+    const int32_t *pages = step->table + span[0] * step->width;
+    const int64_t size = step->page_tokens;
+    step->count = span[2] - span[1] + 1;
+    for (Py_ssize_t at = 0; at < step->count;) {
+        const int64_t inside = (span[1] + at) % size;
+        const int64_t row = pages[(span[1] + at) / size] * size + inside;
+        for (int64_t i = 0; i < size - inside && at < step->count; i++)
+            step->rows[at++] = row + i;
+    }
+}
+
+WIDEST static void attend(Step *step)
+{
+    const Py_ssize_t heads = step->heads, dim = step->value_dim;
+    for (Py_ssize_t at = 0; at < step->queries; at++) {
+        float *out = step->out + at * heads * dim;
+        find_rows(step, step->spans + 3 * at);
+        for (Py_ssize_t token = 0; token < step->count; token += LANES) {
+            expect(step, step->keys, token + LANES, step->kv_heads * step->key_dim);
+            for (Py_ssize_t kv_head = 0; kv_head < step->kv_heads; kv_head++)
+                score_lanes(step, step->query + at * heads * step->key_dim, kv_head, token);
+        }
+        for (Py_ssize_t head = 0; head < heads; head++)
+            step->totals[head] = weigh(step, step->scores + head * step->room, head);
+        memset(out, 0, (size_t)(heads * dim) * sizeof(float));
+        for (Py_ssize_t from = 0; from < step->count; from += STRETCH) {
+            const Py_ssize_t to = from + STRETCH < step->count ? from + STRETCH : step->count;
+            for (Py_ssize_t token = to; token < to + STRETCH; token += LANES)
+                expect(step, step->values, token, step->kv_heads * dim);
+            read_stretch(step, out, from, to);
+        }
+        for (Py_ssize_t i = 0; i < heads * dim; i++)
+            out[i] /= step->totals[i / dim];
+    }
+}
+
+typedef struct {
+    Py_ssize_t item; /* bytes */
+    int dimensions, writable;
+    const char *name;
+} Expected;
+
+enum { QUERY, KEYS, VALUES, TABLE, SPANS, OUT, SINKS, ARRAYS };
+
+static const Expected of_step[ARRAYS] = {
+    {4, 3, 0, "query"}, {4, 2, 0, "keys"}, {4, 2, 0, "values"}, {4, 2, 0, "table"},
+    {8, 2, 0, "spans"}, {4, 3, 1, "out"},  {4, 1, 0, "sinks"},
+};
+
+static int open_arrays(PyObject **objects, Py_buffer *views, int count)
+{
+    for (int at = 0; at < count; at++) {
+        const Expected *one = &of_step[at];
+        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (one->writable ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(objects[at], &views[at], flags) == 0) {
+            if (views[at].itemsize == one->item && views[at].ndim == one->dimensions)
+                continue;
+            PyErr_Format(PyExc_ValueError, "%s: %zd bytes an item, %d dimensions", one->name,
+                         views[at].itemsize, views[at].ndim);
+            PyBuffer_Release(&views[at]);
+        }
+        while (at > 0)
+            PyBuffer_Release(&views[--at]);
+        return -1;
+    }
+    return 0;
+}
+
+static void close_arrays(Py_buffer *views, int count)
+{
+    while (count > 0)
+        PyBuffer_Release(&views[--count]);
+}
+
+static int shapes_fit(const Step *step, const Py_buffer *views, const Py_buffer *sinks)
+{
+    return step->key_dim > 0 && step->value_dim > 0 && step->kv_heads > 0 && step->page_tokens > 0
+           && step->heads % step->kv_heads == 0
+           && views[KEYS].shape[1] == step->kv_heads * step->key_dim
+           && views[VALUES].shape[1] == step->kv_heads * step->value_dim
+           && views[KEYS].shape[0] == views[VALUES].shape[0]
+           && views[SPANS].shape[0] == step->queries && views[SPANS].shape[1] == 3
+           && views[OUT].shape[0] == step->queries && views[OUT].shape[1] == step->heads
+           && (sinks == NULL || sinks->shape[0] == step->heads);
+}
+
+/* The most tokens that a query sees; -1 where one would read outside of the table or the pools. */
+static Py_ssize_t longest(const Step *step, Py_ssize_t table_rows, Py_ssize_t pages)
+{
+    Py_ssize_t most = 0;
+    for (Py_ssize_t at = 0; at < step->queries; at++) {
+        const int64_t *span = step->spans + 3 * at;
+        if (span[0] < 0 || span[0] >= table_rows || span[1] < 0 || span[2] < span[1]
+            || span[2] / step->page_tokens >= step->width)
+            return -1;
+        const int32_t *row = step->table + span[0] * step->width;
+        for (Py_ssize_t page = span[1] / step->page_tokens; page <= span[2] / step->page_tokens;
+             page++)
+            if (row[page] < 0 || row[page] >= pages)
+                return -1;
+        most = span[2] - span[1] + 1 > most ? span[2] - span[1] + 1 : most;
+    }
+    return most;
+}
+
+static int run_step(const Py_buffer *views, const Py_buffer *sinks, Py_ssize_t kv_heads,
+                    Py_ssize_t page_tokens, float scale, float softcap)
+{
+    Step step = {
+        .query = views[QUERY].buf, .keys = views[KEYS].buf, .values = views[VALUES].buf,
+        .table = views[TABLE].buf, .spans = views[SPANS].buf, .out = views[OUT].buf,
+        .sinks = sinks ? sinks->buf : NULL, .queries = views[QUERY].shape[0],
+        .heads = views[QUERY].shape[1], .kv_heads = kv_heads, .key_dim = views[QUERY].shape[2],
+        .value_dim = views[OUT].shape[2], .width = views[TABLE].shape[1],
+        .page_tokens = page_tokens, .scale = scale, .softcap = softcap,
+    };
+    if (!shapes_fit(&step, views, sinks)) {
+        PyErr_SetString(PyExc_ValueError, "arrays of shapes that do not belong together");
+        return -1;
+    }
+    const Py_ssize_t most = longest(&step, views[TABLE].shape[0], views[KEYS].shape[0] / page_tokens);
+    if (most < 0) {
+        PyErr_SetString(PyExc_IndexError, "a page outside of the pool");
+        return -1;
+    }
+    step.room = (most + LANES - 1) / LANES * LANES;
+    const size_t floats = (size_t)(step.heads * (step.room + 1));
+    step.rows = PyMem_Malloc((size_t)step.room * sizeof(int64_t) + floats * sizeof(float));
+    step.scores = (float *)(step.rows + step.room);
+    step.totals = step.scores + step.heads * step.room;
+    if (step.rows == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    attend(&step);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(step.rows);
+    return 0;
+}
+
+static PyObject *attend_into(PyObject *module, PyObject *args)
+{
+    PyObject *objects[ARRAYS];
+    Py_buffer views[ARRAYS];
+    Py_ssize_t kv_heads, page_tokens;
+    float scale, softcap;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOOOOOOnnff", &objects[QUERY], &objects[KEYS], &objects[VALUES],
+                          &objects[TABLE], &objects[SPANS], &objects[OUT], &objects[SINKS],
+                          &kv_heads, &page_tokens, &scale, &softcap))
+        return NULL;
+    const int count = objects[SINKS] == Py_None ? SINKS : ARRAYS;
+    if (open_arrays(objects, views, count) < 0)
+        return NULL;
+    const int failed = run_step(views, count == ARRAYS ? &views[SINKS] : NULL, kv_heads,
+                                page_tokens, scale, softcap) < 0;
+    close_arrays(views, count);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"attend_into", attend_into, METH_VARARGS,
+     "attend_into(query, keys, values, table, spans, out, sinks, kv_heads, page_tokens, scale, "
+     "softcap)\n\nFills out. sinks: None for none; softcap: 0 for none. IndexError for a page "
+     "outside of the pool."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_row_attention", "Attention over pages where they lie.", 0, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__row_attention(void)
+{
+    return PyModule_Create(&definition);
+}
