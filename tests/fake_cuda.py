@@ -103,6 +103,15 @@ class FakeCuda:
         place = bisect_right(starts, at) - 1
         return place >= 0 and at + size <= starts[place] + self.registered.get(starts[place], 0)
 
+    def whole(self, at, size):
+        """Whether registrations cover all of it."""
+        end = at + size
+        while at < end and (of := [base for base in self.registered if base <= at]):
+            if (base := max(of)) + self.registered[base] <= at:
+                return False
+            at = base + self.registered[base]
+        return at >= end
+
     def close(self):
         for stream in self.streams:
             stream.queue.close()

@@ -2,9 +2,6 @@
 recomputation. Attention is torch's here, for Triton's interpreter is slow (``test_triton_engine``).
 """
 
-from dataclasses import replace
-from itertools import count
-
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -16,67 +13,24 @@ from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.model import load_model, wrap
-from stratakv.engine.thread_executor import MirroredRunner
 from stratakv.engine.verify_report import Way
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
 from stratakv.testing.specs import small_spec
-from stratakv.transfer.cuda import PinOptions
 from tests.engines import greedy, run, tokens_of
-from tests.fake_cuda import BOTH_WAYS, FakeCuda
+from tests.fake_cuda import FakeCuda
 from tests.fixtures.models import (
     model_to_give_away,
     random_prompt,
     reference_greedy,
     tiny_model,
 )
-from tests.second_device import late_forward
+from tests.late_gpu import AT, late_gpu
 
-AT = torch.device("cpu")
 LEFT_OUT = {
     Way.STORAGE, Way.STORAGE_TURN, Way.STORAGE_BATCHED, Way.RESTART, Way.BATCHED, Way.HOST_BATCHED,
 }  # fmt: skip
 """As of ``test_second_device``."""
-
-
-class QueuedRunner(MirroredRunner):
-    """Its steps are queued on the GPU's stream; the thread that gives them goes on."""
-
-    def __init__(self, runner, gpu):
-        vars(self).update(vars(runner))
-        self._gpu = gpu
-
-    def computed(self, tables, batch):
-        return late_forward(self._gpu.streams[-3].queue, super().computed, tables, batch)
-
-
-def late_gpu(seed=0):
-    """As ``--device cuda``, but for the driver, the place and the kernels."""
-    made, seeds = FakeCuda(seed, device=None), count()
-
-    def gpu():
-        return Gpu(
-            at=AT,
-            driver=made,
-            trials=lambda: BOTH_WAYS,
-            free=lambda: 1 << 30,
-            idle=lambda: next(seeds),
-            pinned=PinOptions(chunk_bytes=1 << 16),
-        )
-
-    device = device_over(gpu, AT)
-
-    def transfer(spec, pools, arenas):
-        made.arenas += [(arena.bytes.ctypes.data, arena.size_bytes) for arena in arenas]
-        return device.transfer(spec, pools, arenas)
-
-    return replace(
-        device,
-        transfer=transfer,
-        kernels=lambda model: DenseKernels(model.device, model.module.dtype),
-        runner=lambda *parts: QueuedRunner(device.runner(*parts), made),
-    ), made
 
 
 class TestAGpu(HitEqualsRecompute):
@@ -161,5 +115,4 @@ def test_settings_choose_it_without_taking_the_gpu(monkeypatch):
     monkeypatch.setattr(devices, "own_gpu", lambda _: 1)
     device = device_of(EngineConfig(device="cuda"))
     assert (device.at, device.steps_at_once) == (torch.device("cuda", 1), 2)
-    assert device.host_rows is None
     assert device_of(EngineConfig()) is CPU

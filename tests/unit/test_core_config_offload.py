@@ -20,11 +20,16 @@ from tests.hit_cases import engine_model
         ({"cache": "device"}, "--cache device"),
         ({"write_policy": "write-back"}, "--write-policy write-back"),
         ({"device_buffer_size": 0}, "--device-buffer-size 0"),
+        ({"approximate_pages": 4, "device": "cuda"}, "--approximate-pages: --device cuda"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         EngineConfig(sparse_offload=True, **settings)
+
+
+def test_a_gpu_reads_rows_that_an_indexer_selects():
+    assert EngineConfig(sparse_offload=True, device="cuda").sparse_offload
 
 
 @pytest.mark.parametrize("settings", [{"device_buffer_size": 64}, {"approximate_pages": 4}])

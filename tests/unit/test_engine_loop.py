@@ -24,6 +24,9 @@ from stratakv.engine.executor import SerialExecutor
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure, FinishReason, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import FirstToken, MayStart, Received, Start, UnifiedRole
+from stratakv.testing.compute_queue import ManualFence
+from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.transfer_ends import BackgroundSteps
 from stratakv.tiers.progress import PAUSE_POLLS, POLL_S
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED
 from tests.engines import token_spec
@@ -68,6 +71,7 @@ class Ahead(Serial):
     """Computes the oldest of two steps when it is collected."""
 
     depth = 2
+    fence = NOTHING_LAUNCHED
 
     def launch(self, batch, sampling):
         assert len(self.launches) < 2, "a third step is launched"
@@ -78,7 +82,7 @@ class Ahead(Serial):
         return super().collect()
 
     def launched(self):
-        return NOTHING_LAUNCHED
+        return self.fence
 
 
 class Lab:
@@ -382,6 +386,18 @@ def test_a_close_gives_back_what_a_launched_step_holds(depth):
     lab.engine.close()
     lab.cache.check()
     assert not len(lab.cache.tiers.tree.leases)
+
+
+def test_a_close_waits_for_what_was_launched():
+    """Memory of both tiers is given back next."""
+    lab, held = Lab(2), ManualFence()
+    lab.submit("a", 6, 8)
+    lab.step()
+    lab.executor.fence = held
+    closed = BackgroundSteps(lab.engine.close)
+    assert not closed.done_within(0.05)
+    held.open()
+    assert closed.done_within(PATIENCE_S)
 
 
 def test_nothing_is_flushed_under_a_request_that_runs():

@@ -1,6 +1,7 @@
 """What a server with selected rows on the host decides before it serves, and what it logs."""
 
 import logging
+import re
 from math import ceil
 
 import pytest
@@ -12,6 +13,7 @@ from stratakv.assembly.models import build_engine
 from stratakv.assembly.sizing import ANY_AMOUNT, offload_bytes, planned, size, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.core.units import format_bytes
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
 from stratakv.spec.budget import (
     FILLING_PAGES,
@@ -119,6 +121,18 @@ def test_tables_of_buffers_are_counted_before_the_host_tier(monkeypatch):
     )
     tables = 63 * (256 + 1) * 2 + 63 * indexers(made) * BUFFER * 6
     assert taken == pytest.approx(tables * 4 / 5, abs=2 * made.groups[1].host_stride_bytes)
+
+
+def test_a_gpu_has_room_for_tables_of_buffers_beside_its_tier():
+    facts, tier = wrapped("small").facts, 1 << 20
+    config = EngineConfig(**SETTINGS | {"device": "cuda", "device_memory": f"{tier}B"})
+    found = size(facts, config, device_free=ANY_AMOUNT)
+    taken = device_bytes(found.spec, found.device)
+    enough = taken + found.beside_bytes
+    assert size(facts, config, device_free=enough).device == found.device
+    message = f"^--device-memory .*, and {re.escape(format_bytes(taken - 1))} are free on the dev"
+    with pytest.raises(ConfigError, match=message):
+        size(facts, config, device_free=enough - 1)
 
 
 def test_the_rows_of_a_spilled_prompt_are_counted_twice_for_one_layer():

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import TicketId
+from stratakv.policy.prefetch_ends import FetchPlan, Objects
 from stratakv.policy.prefetch_reasons import FetchOutcome, Reason
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.storage.backend import ReadStatus
 from stratakv.storage.io_jobs import Ending, Fetched
 from stratakv.testing.specs import small_spec
 from stratakv.testing.tree_books import HOST
-from stratakv.tiers.prefetch.fetches import arrivals_of
+from stratakv.tiers.prefetch.fetches import Fetches, arrivals_of
 from tests.prefetch_model import Path
 from tests.tier_bench import Bench, Store, count_evictions, policy_of
 
@@ -205,3 +206,16 @@ def test_objects_behind_the_last_status(ending, rest):
         rest,
         rest,
     ]
+
+
+def test_a_store_fills_host_pages_when_nobody_reads_them_any_more():
+    bench, order = Bench(SPECS["window"], host=4), []
+    fetches = Fetches(bench.tree, bench.pools, bench.arenas, lambda: order.append(bench.free()))
+    wanted = tuple(np.arange(3) for _ in bench.groups)
+    plan = FetchPlan(3, 0, wanted, Objects(np.empty(0, np.int64), np.empty(0, np.int64)))
+    taken = fetches.allocate(plan)
+    assert taken is not None
+    assert order == [bench.free()], "pages are taken first, then waited for"
+    assert fetches.allocate(plan) is None
+    assert len(order) == 1, "nothing is written"
+    fetches.free(taken)

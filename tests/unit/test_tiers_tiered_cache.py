@@ -1,16 +1,25 @@
 """Pages under their keys, by the verbs of the cache of tiers itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from stratakv.core.ids import NONE, GroupId
+from stratakv.core.clock import ManualClock
+from stratakv.core.ids import NONE, GroupId, RequestId
 from stratakv.core.page_keys import Namespace, page_keys
 from stratakv.memory.allocator import PageAllocator
 from stratakv.sim.instant_transfer import InstantTransfer
-from stratakv.spec.retention import KeepWindow
+from stratakv.spec.groups import Home
+from stratakv.spec.retention import KeepAll, KeepWindow
+from stratakv.storage.io_worker import Backends, IoLimits, IoWorker
+from stratakv.testing.compute_queue import ManualFence
+from stratakv.testing.patience import PATIENCE_S, wait_until
 from stratakv.testing.specs import small_spec
+from stratakv.testing.transfer_ends import BackgroundSteps
 from stratakv.tiers.tiered_cache import TieredCache, TierOptions
 from stratakv.tree.nodes import Tier
+from tests.tier_bench import Arena, Bench, Store, form_of, policy_of
 
 SPEC = small_spec([KeepWindow(3)], page_tokens=2)
 
@@ -157,3 +166,49 @@ def test_an_end_that_no_match_finds_cannot_be_leased():
     assert cache.pools.stats() == before
     assert not len(cache.tree.leases)
     assert cache.hold(keys, 2).end == 0, "the host has nothing yet"
+
+
+def fetching(spec, launched):
+    """A cache to which a store has brought all of a prompt, as far as it was let."""
+    bench = Bench(spec).attach(Store(spec))
+    bench.fill(1, 3)
+    pools = [[PageAllocator(8) for _ in spec.groups] for _ in "12"]
+    options = TierOptions(launched=launched, prefetch=policy_of(spec))
+    arenas = [Arena(8, group.page_bytes) for group in spec.groups]
+    cache = TieredCache(spec, (pools[0], pools[1]), InstantTransfer(), options, arenas)
+    store = bench.backend
+    worker = IoWorker(Backends(store, store), form_of(spec), IoLimits(), ManualClock())
+    cache.storage.attach(worker)
+    return bench, cache, worker
+
+
+def fetched(bench, cache):
+    cache.storage.prefetcher.start(RequestId("a"), bench.prefix(1, 3), 3 * 2 + 1)
+
+    def landed():
+        cache.progress.tick(RequestId("a"))
+        return cache.match(bench.keys(1, 3), 3).anchor_end == 3
+
+    wait_until(landed, "what the store has")
+
+
+def test_a_store_waits_for_launched_steps_where_they_read_on_the_host():
+    anchor, selected = small_spec([KeepAll()], page_tokens=2).groups
+    spec = replace(SPEC, groups=(anchor, replace(selected, home=Home.HOST)))
+    held = ManualFence()
+    bench, cache, worker = fetching(spec, lambda: held)
+    came = BackgroundSteps(lambda: fetched(bench, cache))
+    assert not came.done_within(0.1)
+    assert not bench.backend.reads
+    held.open()
+    assert came.done_within(PATIENCE_S)
+    assert bench.backend.reads
+    assert worker.close(PATIENCE_S)
+    bench.close()
+
+
+def test_a_store_waits_for_no_step_where_none_reads_on_the_host():
+    bench, cache, worker = fetching(SPEC, ManualFence)
+    fetched(bench, cache)
+    assert worker.close(PATIENCE_S)
+    bench.close()

@@ -14,6 +14,7 @@ import torch
 
 from stratakv.assembly.device import Device, mirrored_runner
 from stratakv.core.errors import ConfigError
+from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes
 from stratakv.engine.cuda_driver import TorchCuda, trial_memory
 from stratakv.engine.executor import Executor, Runner, TokenSource
@@ -28,8 +29,10 @@ from stratakv.spec.groups import CacheSpec
 from stratakv.transfer.copy_paths import TRIAL_BYTES, CopyChoice
 from stratakv.transfer.copy_trials import copy_trials
 from stratakv.transfer.cuda import ANY_CPU, CudaDriver, CudaStreams, CudaTransferEngine, PinOptions
-from stratakv.transfer.engine import TransferEngine
+from stratakv.transfer.cuda_host_rows import CudaHostRows
+from stratakv.transfer.host_rows import HostRows
 from stratakv.transfer.near_cpus import near_cpus, own_cpus
+from stratakv.transfer.pinning import Pinning
 
 log = logging.getLogger(__name__)
 
@@ -70,15 +73,21 @@ def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]
     """A ``Device`` for engines one after the other; ``gpu`` is asked when one is made, or when
     somebody wants to know how much is free."""
     streams: list[CudaStreams[Any]] = []
+    pinnings: list[Pinning] = []
 
     def transfer(
         spec: CacheSpec, pools: TensorPools, arenas: Sequence[HostArena]
-    ) -> TransferEngine:
+    ) -> CudaTransferEngine:
         here = gpu()
         choice = choice_on(at, here.trials, here.free)
         log.info("copies of %s: %s", at, choice)
         streams[:] = [CudaStreams.of(here.driver, choice)]
-        return CudaTransferEngine(spec, pools, arenas, streams[0], here.pinned)
+        engine = CudaTransferEngine(spec, pools, arenas, streams[0], here.pinned)
+        pinnings[:] = [engine.pinning]
+        return engine
+
+    def host_rows(group: GroupId, pools: TensorPools, arenas: Sequence[HostArena]) -> HostRows:
+        return CudaHostRows(group, pools, arenas, streams[0].swaps, pinnings[0].wait)
 
     def executor(runner: Runner, tokens: TokenSource) -> Executor:
         assert isinstance(runner, MirroredRunner), "a step needs its own copy of the block table"
@@ -90,6 +99,7 @@ def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]
         transfer=transfer,
         kernels=_kernels,
         runner=mirrored_runner,
+        host_rows=host_rows,
         executor=executor,
         steps_at_once=ThreadExecutor.depth,
         free=lambda: gpu().free(),

@@ -6,7 +6,7 @@ know settings.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -44,10 +44,28 @@ try:
 except ImportError:  # installed without a compiler
     pass
 P = TypeVar("P", bound=LayerTensors)
-RunnerOf: TypeAlias = Callable[
+OwnRunner: TypeAlias = Callable[
     [HuggingFaceModel, CacheSpec, LayerTensors, BlockTable, AttentionKernels], Runner
 ]
-OWN_RUNNERS: Final[Mapping[str, RunnerOf]] = {
+
+
+class RunnerOf(Protocol):
+    """Makes what runs a model. ``host``: reads the group that has its home on the host; None: none
+    has."""
+
+    def __call__(
+        self,
+        model: HuggingFaceModel,
+        spec: CacheSpec,
+        pools: LayerTensors,
+        tables: BlockTable,
+        kernels: AttentionKernels,
+        host: HostRows | None = None,
+        /,
+    ) -> Runner: ...
+
+
+OWN_RUNNERS: Final[Mapping[str, OwnRunner]] = {
     "deepseek_v32": DeepSeekV32Runner,
     "glm_moe_dsa": DeepSeekV32Runner,
     "deepseek_v4": DeepSeekV4Runner,
@@ -68,10 +86,15 @@ def runner_of(
     pools: LayerTensors,
     tables: BlockTable,
     kernels: AttentionKernels,
+    host: HostRows | None = None,
 ) -> Runner:
     """What runs the model: Hugging Face's module unmodified, or our own in its place."""
-    own = OWN_RUNNERS.get(str(model.config["model_type"]), ModelRunner)
-    return own(model, spec, pools, tables, kernels)
+    kind = str(model.config["model_type"])
+    if host is None:
+        return OWN_RUNNERS.get(kind, ModelRunner)(model, spec, pools, tables, kernels)
+    if bounds_pages(spec):
+        return PageSelectingRunner(model, spec, pools, tables, kernels, host)
+    return SPILLING_RUNNERS[kind](model, spec, pools, tables, kernels, host)
 
 
 def mirrored_runner(
@@ -80,25 +103,11 @@ def mirrored_runner(
     pools: LayerTensors,
     tables: BlockTable,
     kernels: AttentionKernels,
+    host: HostRows | None = None,
 ) -> MirroredRunner:
     """The same on a copy of the block table, for a device that runs ahead."""
-    mirror = BlockTable(len(spec.groups), tables.rows, tables.max_pages)
-    return MirroredRunner(tables, mirror, runner_of(model, spec, pools, mirror, kernels))
-
-
-def spilling_runner(
-    model: HuggingFaceModel,
-    spec: CacheSpec,
-    pools: LayerTensors,
-    tables: BlockTable,
-    kernels: AttentionKernels,
-    host: HostRows,
-) -> Runner:
-    """The same where a group has its home on the host, which ``host`` reads."""
-    if bounds_pages(spec):
-        return PageSelectingRunner(model, spec, pools, tables, kernels, host)
-    own = SPILLING_RUNNERS[str(model.config["model_type"])]
-    return own(model, spec, pools, tables, kernels, host)
+    mirror = tables.empty_copy()
+    return MirroredRunner(tables, mirror, runner_of(model, spec, pools, mirror, kernels, host))
 
 
 def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stratakv.assembly.build import DEFAULT_SOCKETS, MappedMemory, Sockets, build
-from stratakv.assembly.device import CPU, OWN_RUNNERS, Device, spilling_runner
+from stratakv.assembly.device import CPU, OWN_RUNNERS, Device
 from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.rank_context import check_alike, sharing_of
 from stratakv.assembly.sizing import Sizes, size
@@ -130,12 +130,11 @@ def assemble(
 
     def runner(tables: BlockTable) -> Runner:
         kernels, away = device.kernels(model), selected_group(plan.spec)
-        if not plan.spec.has_home_on_host:
-            made.append(device.runner(model, plan.spec, memory.pools, tables, kernels))
-        else:
+        host = None
+        if plan.spec.has_home_on_host:
             assert device.host_rows is not None, "this device reads no rows of host pages"
             host = device.host_rows(away, memory.pools, memory.arenas)
-            made.append(spilling_runner(model, plan.spec, memory.pools, tables, kernels, host))
+        made.append(device.runner(model, plan.spec, memory.pools, tables, kernels, host))
         return made[0]
 
     engine, cache = build(plan, memory, runner, sockets, device.executor)

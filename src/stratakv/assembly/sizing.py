@@ -53,7 +53,8 @@ class Sizes:
     """``device`` and ``host``: pages of every group. ``notice``: one line for the operator, where
     a flag will not be reached. ``spec``: of every rank; ``sharding``: how ranks share the whole.
     ``buffer_rows``: of the buffer of a request whose selected rows are read on the host, and
-    ``beside_bytes``: what that takes there beside its pages."""
+    ``beside_bytes``: what that takes there beside its pages, and on a device that has memory of its
+    own there too."""
 
     spec: CacheSpec
     sharding: Sharding
@@ -79,7 +80,10 @@ class Sizes:
         if not self.buffers:
             return []
         beside = format_bytes(self.beside_bytes)
-        taken = f"tables of buffers and the context of a prompt take {beside} beside host pages"
+        taken = (
+            f"tables of buffers and the context of a prompt take {beside} beside host pages, and "
+            "on a GPU about as much there"
+        )
         return [
             line
             for group, buffer in self.buffers.items()
@@ -239,6 +243,9 @@ def _sizes(sharding: Sharding, facts: ModelFacts, config: EngineConfig, free: Fr
         chat_tokens=config.chat_tokens,
         buffer_rows=buffer_rows(facts, config) if spec.has_home_on_host else 0,
     )
+    beside_bytes = offload_bytes(spec, load)
+    if free.device is not None:
+        free = Free(free.host, max(0, free.device - beside_bytes))
     budget = DeviceBudget.of(config.device_tier, config.device_memory_text, free.of_device_tier)
     budget_bytes = budget.size_bytes
     asked = load
@@ -246,7 +253,6 @@ def _sizes(sharding: Sharding, facts: ModelFacts, config: EngineConfig, free: Fr
         load = load_for_length(spec, budget_bytes, load) or load
     device = device_pages(spec, budget_bytes, load, budget.text)
     taken = _taken(spec, device, budget, free)
-    beside_bytes = offload_bytes(spec, load)
     left = free.host - (taken if free.device is None else 0)
     host = _host_pages(spec, device, config, max(0, left - beside_bytes))
     held = _longest_pages(spec, device, host) * spec.page_tokens
@@ -309,9 +315,9 @@ def _adapted(asked: ExpectedLoad, load: ExpectedLoad) -> str | None:
 
 
 def offload_bytes(spec: CacheSpec, load: ExpectedLoad) -> int:
-    """What offload takes on the host beside its pages: tables of buffers, whoever is spilled, and
-    while a prompt of the longest is computed its rows of a layer, twice: as they are read and in
-    their order."""
+    """What offload takes beside pages, on the host and on a device with memory of its own: tables
+    of buffers, whoever is spilled, and while a prompt of the longest is computed its rows of a
+    layer, twice: as they are read and in their order."""
     pages = -(-load.max_model_len // spec.page_tokens)
     found = 0
     for group in spec.groups:

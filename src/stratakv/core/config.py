@@ -233,10 +233,10 @@ class EngineConfig:
                 f"--sparse-offload: --cache {self.cache} has no host pages; allowed with --cache "
                 "host"
             )
-        if self.device != "cpu":
+        if self.approximate_pages is not None and self.device != "cpu":
             raise ConfigError(
-                f"--sparse-offload: --device {self.device} reads no rows of host pages; allowed "
-                "with --device cpu"
+                f"--approximate-pages: --device {self.device} has no kernels that select pages; "
+                "allowed with --device cpu"
             )
         if self.write_policy != "write-through":
             raise ConfigError(

@@ -289,9 +289,10 @@ class Engine:
         self._progress.tick(name)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Abort what is left, wait for the copies, and at most ``timeout_s`` for what storage is to
-        keep. Nobody else touches the device's pages any more."""
+        """Abort what is left, wait for what was launched and for the copies, and at most
+        ``timeout_s`` for what storage is to keep. Nobody touches pages of either tier any more."""
         with ExitStack() as rest:  # whatever fails: no thread may be left behind
             rest.callback(self._storage.close, timeout_s)
             rest.callback(self._progress.close, timeout_s)
+            rest.callback(self._executor.launched().wait)
             self._endings.close()

@@ -94,6 +94,11 @@ class BlockTable:
         self._pages = [np.full((rows, max_pages), NONE, np.int32) for _ in range(groups)]
         self._free = list(range(rows - 1, -1, -1))
 
+    def empty_copy(self) -> "BlockTable":
+        """Another one of the same ``columns``, with no row open."""
+        buffers = {group: spilled.buffer.shape[1] for group, spilled in self.spilled.items()}
+        return BlockTable(len(self._pages), self.rows, self.max_pages, buffers)
+
     def pages(self, group: GroupId) -> npt.NDArray[np.int32]:
         """int32 [rows, max_pages]; NONE where the request holds no page."""
         return self._pages[group]

@@ -31,7 +31,7 @@ from stratakv.tiers.object_keys import HostBytes
 from stratakv.tiers.page_ages import PageAges
 from stratakv.tiers.persist import Persister
 from stratakv.tiers.pools import Allocators, Pools, check_pages
-from stratakv.tiers.prefetch.fetches import Fetches
+from stratakv.tiers.prefetch.fetches import Fetches, nobody_reads
 from stratakv.tiers.prefetch.prefetcher import Prefetcher
 from stratakv.tiers.progress import Progress, Sleep
 from stratakv.tiers.statistics import PageAgeStats
@@ -123,7 +123,9 @@ class TieredCache:
         prefetch = options.prefetch or prefetch_policy(
             spec.page_tokens, host[ANCHOR].capacity, Timeout()
         )
-        fetches = Fetches(tree, self.pools, arenas)
+        # A step that was launched may read on the host what was freed since.
+        wait = self.copies.flights.wait_for_device if spec.has_home_on_host else nobody_reads
+        fetches = Fetches(tree, self.pools, arenas, wait)
         prefetcher = Prefetcher(tree, fetches, store, prefetch, options.clock, options.observer)
         self.storage = StorageTier(tree, store, persister, prefetcher, options.observer)
         self.foreign = ForeignTransfers(tree, self.pools, self.copies, foreign)

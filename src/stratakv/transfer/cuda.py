@@ -140,16 +140,20 @@ class CudaStreams(Generic[E]):
     driver: CudaDriver[E]
     compute: CudaCompute[E]
     copies: Mapping[Direction, CudaCopyStream[E]]
+    swaps: CudaCopyStream[E]
+    """Copies to the device as a part of what is computed: on that stream, between what was launched
+    before and what comes next."""
 
     @classmethod
     def of(cls, driver: CudaDriver[E], choice: CopyChoice) -> "CudaStreams[E]":
         current = CurrentStream[E]()
-        compute = CudaCompute(driver.stream(urgent=True), current)
+        computes = driver.stream(urgent=True)
         copies = {
             direction: CudaCopyStream(direction, driver.stream(urgent=False), current, choice)
             for direction in Direction
         }
-        return cls(driver, compute, copies)
+        swaps = CudaCopyStream(Direction.LOAD, computes, current, choice)
+        return cls(driver, CudaCompute(computes, current), copies, swaps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Owns these two steps; whoever submits the fetch owns the pages in between. Must 
 to fetch or to land (``policy.prefetch``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +40,22 @@ class FromStorage:
     pages: tuple[npt.NDArray[np.int64], ...]
 
 
+def nobody_reads() -> None:
+    """Where no step reads host pages."""
+
+
 class Fetches:
-    def __init__(self, tree: PrefixTree, pools: Pools, arenas: Sequence[HostBytes]) -> None:
+    """``wait_for_readers``: returns when nobody reads host pages any more that were freed before; a
+    store, which fills them, waits for nobody."""
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        pools: Pools,
+        arenas: Sequence[HostBytes],
+        wait_for_readers: Callable[[], None] = nobody_reads,
+    ) -> None:
+        self._wait_for_readers = wait_for_readers
         self._tree = tree
         self._pools = pools
         self._host = pools.tiers[Tier.HOST]
@@ -61,7 +75,7 @@ class Fetches:
         return tuple(space.available() for space in self._host)
 
     def allocate(self, plan: FetchPlan) -> tuple[PageIds, ...] | None:
-        """Host pages for all of ``plan``, by group, or none."""
+        """Host pages for all of ``plan``, by group, or none. They may be written at once."""
         taken: list[PageIds] = []
         for space, wanted in zip(self._host, plan.allocate, strict=True):
             pages = space.alloc(len(wanted))
@@ -69,6 +83,7 @@ class Fetches:
                 self.free(taken)
                 return None
             taken.append(pages)
+        self._wait_for_readers()
         return tuple(taken)
 
     def free(self, pages: Sequence[PageIds]) -> None:
