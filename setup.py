@@ -2,6 +2,8 @@
 same.
 """
 
+from glob import glob
+
 from setuptools import Extension, setup
 
 setup(
@@ -12,6 +14,7 @@ setup(
             # Without contraction: a sum in C is rounded as the same sum in torch is.
             extra_compile_args=["-O3", "-ffp-contract=off"],
             libraries=["m"],
+            depends=glob("src/stratakv/**/*.h", recursive=True),
             optional=True,
         )
         for package, name in (
@@ -22,6 +25,7 @@ setup(
             ("sparse", "_swap_in"),
             ("sparse", "_reads"),
             ("engine", "_row_attention"),
+            ("engine", "_state_steps"),
             ("engine.deepseek", "_scores"),
         )
     ]

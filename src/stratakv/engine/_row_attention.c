@@ -1,30 +1,18 @@
 /* Attention of one-token queries over float32 pages where they lie, with the GIL released.
  *
- * Owns the inner loops of compiled_row_kernels.py and nothing else. A query's result depends on its own
- * row of the table and its own keys alone, and is the same to the bit with vectors of any width:
- * sums run over 16 lanes whatever the processor has, and this file is compiled with
+ * Owns the inner loops of compiled_row_kernels.py and nothing else. A query's result depends on its
+ * own row of the table and its own keys alone, and is the same to the bit with vectors of any
+ * width: sums run over 16 lanes whatever the processor has, and this file is compiled with
  * -ffp-contract=off. Places are checked here, because a wrong one would be an address.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "_arrays.h"
+#include "_lanes.h"
 
-enum { LANES = 16, SIDE = 4 }; /* queries that read a value together; vectors of it at once */
-enum { STRETCH = 64 };         /* tokens whose values are read for all heads before the next */
-#pragma GCC diagnostic ignored "-Wpsabi" /* no vector crosses a call: all of it is inlined */
-typedef float Lanes __attribute__((vector_size(LANES * sizeof(float))));
-typedef int32_t Words __attribute__((vector_size(LANES * sizeof(int32_t))));
-typedef float Loose __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDEST __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define WIDEST
-#endif
-#define INLINE static inline __attribute__((always_inline))
-
+enum { SIDE = 4 };     /* queries that read a value together; vectors of it at once */
+enum { STRETCH = 64 }; /* tokens whose values are read for all heads before the next */
 typedef struct {
     const float *query;     /* [queries, heads, key_dim] */
     const float *keys;      /* [rows, kv_heads * key_dim] */
@@ -40,55 +28,6 @@ typedef struct {
     float *totals;          /* scratch [heads]: of the weights */
     int64_t *rows;          /* scratch [room]: of the pools, those of the tokens that are seen */
 } Step;
-
-/* Of each run of 2 * size lanes both halves added: those of `a` in front of those of `b`. */
-#define ADD(a, b, halves, size)                                                                    \
-    (__builtin_shuffle(a, b, halves) + __builtin_shuffle(a, b, halves + size))
-#define FRONT(a, b, c, d, e, f, g, h)                                                              \
-    {a, b, c, d, e, f, g, h, 16 + a, 16 + b, 16 + c, 16 + d, 16 + e, 16 + f, 16 + g, 16 + h}
-
-/* The sum of each of LANES vectors. */
-INLINE Lanes sums_of(Lanes *v)
-{
-    const Words eights = FRONT(0, 1, 2, 3, 4, 5, 6, 7), fours = FRONT(0, 1, 2, 3, 8, 9, 10, 11);
-    const Words twos = FRONT(0, 1, 4, 5, 8, 9, 12, 13), ones = FRONT(0, 2, 4, 6, 8, 10, 12, 14);
-    for (int i = 0; i < 8; i++)
-        v[i] = ADD(v[2 * i], v[2 * i + 1], eights, 8);
-    for (int i = 0; i < 4; i++)
-        v[i] = ADD(v[2 * i], v[2 * i + 1], fours, 4);
-    for (int i = 0; i < 2; i++)
-        v[i] = ADD(v[2 * i], v[2 * i + 1], twos, 2);
-    return ADD(v[0], v[1], ones, 1);
-}
-
-/* e to the power of each, which is 0 or less; NaN stays NaN. Within 2 units in the last place:
- * Cephes' expf, whose polynomial this is. */
-INLINE Lanes exps(Lanes x)
-{
-    const Lanes none = {0};
-    const Lanes bias = none + 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
-    const Words low = x < -87.0f;          /* there a float has no exponent left for it */
-    const Lanes power = (x * 1.44269504088896341f + bias) - bias;
-    Lanes r = x - power * 0.693359375f;
-    r = r + power * 2.12194440e-4f;
-    Lanes y = none + 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    /* 2^power by its bits: the rounded sum holds power + 127 in its lowest ones. */
-    const Words bits = ((Words)(power + (bias + 127.0f)) << 23) & ~low;
-    return (Lanes)((Words)(y * (Lanes)bits) & ~low);
-}
-
-INLINE Lanes loaded(const float *from, Py_ssize_t count)
-{
-    Lanes lanes = {0};
-    memcpy(&lanes, from, (size_t)count * sizeof(float));
-    return lanes;
-}
 
 /* What is read next, to a cache that has more reads under way than the first one. */
 INLINE void expect(const Step *step, const float *pool, Py_ssize_t at, Py_ssize_t width)
@@ -247,43 +186,12 @@ WIDEST static void attend(Step *step)
     }
 }
 
-typedef struct {
-    Py_ssize_t item; /* bytes */
-    int dimensions, writable;
-    const char *name;
-} Expected;
-
 enum { QUERY, KEYS, VALUES, TABLE, SPANS, OUT, SINKS, ARRAYS };
 
 static const Expected of_step[ARRAYS] = {
     {4, 3, 0, "query"}, {4, 2, 0, "keys"}, {4, 2, 0, "values"}, {4, 2, 0, "table"},
     {8, 2, 0, "spans"}, {4, 3, 1, "out"},  {4, 1, 0, "sinks"},
 };
-
-static int open_arrays(PyObject **objects, Py_buffer *views, int count)
-{
-    for (int at = 0; at < count; at++) {
-        const Expected *one = &of_step[at];
-        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (one->writable ? PyBUF_WRITABLE : 0);
-        if (PyObject_GetBuffer(objects[at], &views[at], flags) == 0) {
-            if (views[at].itemsize == one->item && views[at].ndim == one->dimensions)
-                continue;
-            PyErr_Format(PyExc_ValueError, "%s: %zd bytes an item, %d dimensions", one->name,
-                         views[at].itemsize, views[at].ndim);
-            PyBuffer_Release(&views[at]);
-        }
-        while (at > 0)
-            PyBuffer_Release(&views[--at]);
-        return -1;
-    }
-    return 0;
-}
-
-static void close_arrays(Py_buffer *views, int count)
-{
-    while (count > 0)
-        PyBuffer_Release(&views[--count]);
-}
 
 static int shapes_fit(const Step *step, const Py_buffer *views, const Py_buffer *sinks)
 {
@@ -365,7 +273,7 @@ static PyObject *attend_into(PyObject *module, PyObject *args)
                           &kv_heads, &page_tokens, &scale, &softcap))
         return NULL;
     const int count = objects[SINKS] == Py_None ? SINKS : ARRAYS;
-    if (open_arrays(objects, views, count) < 0)
+    if (open_arrays(objects, views, of_step, count) < 0)
         return NULL;
     const int failed = run_step(views, count == ARRAYS ? &views[SINKS] : NULL, kv_heads,
                                 page_tokens, scale, softcap) < 0;

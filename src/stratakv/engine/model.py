@@ -30,6 +30,11 @@ from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.precision import computed_on, modes, releases
 from stratakv.engine.time_steps import bound_time_steps
 
+try:
+    from stratakv.engine.compiled_state_steps import compile_states
+except ImportError:  # installed without a compiler: Hugging Face's own
+    compile_states = None
+
 CPU: Final = torch.device("cpu")
 _PROVEN: Final = "allowed are the model types that docs/families.md calls exact"
 _CACHE_KEYWORDS: Final = ("past_key_values", "cache_params")
@@ -181,6 +186,8 @@ def _adopt(module: PreTrainedModel, fingerprint: bytes, ranks: int) -> HuggingFa
             f"MODEL: {name} has attention of its own that cannot be replaced; {_PROVEN}"
         )
     facts = facts_of(module.config, _dtype_name(module))
+    if compile_states is not None and (module.device, module.dtype) == (CPU, torch.float32):
+        compile_states(module)
     if facts.time_steps is not None:
         bound_time_steps(module, facts.time_steps)
     return HuggingFaceModel(

@@ -139,8 +139,8 @@ def sample(logits: torch.Tensor, params: SamplingBatch) -> Sampled:
     if params.processors is not None:
         logits = processed(logits, params.processors)
     most, first = logits.max(-1)  # the first one, where several tie; NaN is more than anything
-    likely, finite = on_host(first, most.isfinite())
-    tokens = likely.astype(np.int32)
+    likely, highest = on_host(first, most)
+    tokens, finite = likely.astype(np.int32), np.isfinite(highest)
     random, wanted = params.temperature > 0, params.logprobs
     if not finite.all():
         tokens[~finite] = NOT_FINITE

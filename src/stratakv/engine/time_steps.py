@@ -5,15 +5,15 @@ not where one token meets a state. Owns giving the one-token step the same limit
 a model is configured (``spec.time_steps``).
 """
 
-import inspect
 from collections.abc import Callable
-from types import FunctionType, MethodType
+from functools import partial
 from typing import Final
 
 import torch
 from torch import nn
 from torch.nn.functional import softplus
 
+from stratakv.engine.other_names import give_names
 from stratakv.spec.time_steps import TimeSteps
 
 STEP: Final = "mamba2_selective_state_update"
@@ -22,32 +22,9 @@ STEP: Final = "mamba2_selective_state_update"
 
 def bound_time_steps(model: nn.Module, limits: TimeSteps) -> None:
     """Let each Mamba-2 layer of ``model`` compute one token with the time steps that its chunk scan
-    would have. The layers' own code runs, with another function under the step's name; neither
-    their class nor another model sees it."""
-    steps = {type(part): forward for part in model.modules() if (forward := _stepping(part))}
-    bounded = {kind: _with_limits(forward, limits) for kind, forward in steps.items()}
+    would have."""
+    bounded = give_names(model, {STEP: partial(_limited, limits=limits)})
     assert bounded, f"{type(model).__name__}: no layer calls {STEP}"
-    for part in model.modules():
-        if type(part) in bounded:
-            part.forward = MethodType(bounded[type(part)], part)
-
-
-def _stepping(part: nn.Module) -> FunctionType | None:
-    """The forward of a layer that has the one-token step."""
-    forward = inspect.unwrap(type(part).forward)
-    if isinstance(forward, FunctionType) and STEP in forward.__code__.co_names:
-        return forward
-    return None
-
-
-def _with_limits(forward: FunctionType, limits: TimeSteps) -> FunctionType:
-    """``forward`` as it is, in a namespace of its own whose step is a limited one."""
-    names = forward.__globals__ | {STEP: _limited(forward.__globals__[STEP], limits)}
-    copy = FunctionType(
-        forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
-    )
-    copy.__kwdefaults__ = forward.__kwdefaults__
-    return copy
 
 
 def _limited(step: Callable[..., torch.Tensor], limits: TimeSteps) -> Callable[..., torch.Tensor]:

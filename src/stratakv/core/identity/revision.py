@@ -6,5 +6,5 @@ arithmetic computed are not found. ``tests/meta/test_arithmetic.py`` holds it to
 
 from typing import Final
 
-REVISION: Final = b"stratakv-arithmetic-2"
+REVISION: Final = b"stratakv-arithmetic-3"
 """One more with each change of what a kernel, a layer, a hook or a runner computes, to the bit."""
