@@ -12,6 +12,9 @@ from stratakv.bench.gpu_serve import run_on as serve_on
 from stratakv.bench.transfer_v4 import v4_flash_spec
 from stratakv.core.errors import ConfigError
 from stratakv.engine import cuda_facts
+from stratakv.spec.budget import FILLING_PAGES
+from tests.late_gpu import late_gpu
+from tests.tiny_v32 import TINY_V32
 
 TINY = GpuShape(
     hidden=64, layers=2, heads=4, key_heads=2, inner=96, vocabulary=300, dtype=torch.float32,
@@ -34,6 +37,41 @@ def test_rows_are_swapped_in_and_arrive():
     case = gpu_sparse.measure(torch.device("cpu"), 2, 1)
     assert case.batch == 2
     assert case.ratio == pytest.approx(case.swap_in_us / case.bare_us)
+
+
+SPARSE = replace(
+    gpu_sparse.SERVED, shape=TINY_V32, held=4, concurrency=(1, 12), context_tokens=343,
+    answer_tokens=4, buffer_rows=24, page_tokens=8, chunk_tokens=64, laps=2,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_decoding_is_measured_with_rows_on_the_host_and_without(late, capsys):
+    device, driver = late_gpu() if late else (CPU, None)
+    found = gpu_sparse.run_on(device, 1, SPARSE)
+    alone, many = found["served"]
+    assert (alone["concurrency"], many["concurrency"]) == (1, 12)
+    assert many["resident_at_once"] <= SPARSE.held < many["offload_at_once"]
+    assert min(many["ratio"], many["same_memory_ratio"]) > 0
+    assert found["left_out"] == ()
+    assert "contexts of 343, device pages for 4 requests" in capsys.readouterr().out
+    if driver is not None:
+        assert not driver.registered
+        driver.close()
+
+
+def test_what_would_take_too_long_is_left_out_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(gpu_sparse, "SERVED_S", 0.001)
+    found = gpu_sparse.run_on(CPU, 1, replace(SPARSE, concurrency=(1, 2, 4)))
+    assert [case["concurrency"] for case in found["served"]] == [1]
+    assert "left out, for want of time: 2, 4" in capsys.readouterr().out
+
+
+def test_buffers_of_all_fit_in_what_the_device_holds():
+    load = gpu_sparse.SERVED
+    assert load.buffer_rows >= load.shape["index_topk"]
+    each = -(-load.buffer_rows // load.page_tokens) + FILLING_PAGES + 1
+    assert load.most * each <= load.held * load.pages
 
 
 def test_a_model_is_asked_for_first_tokens_and_for_many(capsys):

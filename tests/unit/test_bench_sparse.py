@@ -1,12 +1,12 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from stratakv import cli
-from stratakv.bench import sparse, sparse_pages, sparse_recorded, sparse_throughput
-from stratakv.bench.shapes import DEEPSEEK_V32_3X512
+from stratakv.bench import sparse, sparse_pages, sparse_recorded
 from stratakv.bench.sparse_recall import recall_cases
 from stratakv.bench.sparse_selections import (
     NEWEST,
@@ -18,12 +18,9 @@ from stratakv.bench.sparse_selections import (
 from stratakv.core.errors import ConfigError
 from stratakv.sparse.hot_buffer import MOST_ENTRIES
 from stratakv.sparse.swap_in import plan_swap_in
+from tests.tiny_v32 import TINY_V32
 
 ENGINES = ("resident_tok_s", "offload_tok_s", "same_memory_tok_s")
-TINY = {
-    **DEEPSEEK_V32_3X512, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16,
-    "num_hidden_layers": 2, "q_lora_rank": 16, "index_topk": 16,
-}  # fmt: skip
 TRAFFIC = SelectionTraffic(entries=2000, top_k=200, drift=0.1)
 
 
@@ -97,13 +94,13 @@ def small(monkeypatch):
         monkeypatch.setattr(sparse_pages, name, value)
     for name, value in {"HANDED_OVER": 1, "HANDED_OVER_PROMPT": 128}.items():
         monkeypatch.setattr(sparse_pages, name, value)
+    load = replace(
+        sparse.ON_CPU, shape=TINY_V32, concurrency=(1, 12), context_tokens=344, answer_tokens=4,
+        chunk_tokens=64, laps=2,
+    )  # fmt: skip
+    monkeypatch.setattr(sparse, "ON_CPU", load)
     for name, value in {
-        "CONCURRENCY": (1, 12), "CONTEXT_TOKENS": 344, "ANSWER_TOKENS": 4, "LAPS": 2,
-        "CHUNK_TOKENS": 64, "DEEPSEEK_V32_3X512": TINY,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(sparse_throughput, name, value)
-    for name, value in {
-        "PROMPT_TOKENS": 120, "ANSWER_TOKENS": 20, "DEEPSEEK_V32_3X512": TINY,
+        "PROMPT_TOKENS": 120, "ANSWER_TOKENS": 20, "DEEPSEEK_V32_3X512": TINY_V32,
     }.items():  # fmt: skip
         monkeypatch.setattr(sparse_recorded, name, value)
 
@@ -114,7 +111,7 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     figures = sparse.run(str(tmp_path / "recorded.npy"))
     names = {"drift", "buffer", "per_step", "hit_rate", "clairvoyant_hit_rate", "bytes_per_step"}
     assert all(names <= case.keys() for case in figures["misses"])
-    layers = TINY["num_hidden_layers"]
+    layers = TINY_V32["num_hidden_layers"]
     assert len(figures["misses"]) == 3 + 3 * layers + 2 * 3 * 2
     assert all(case["hit_rate"] <= case["clairvoyant_hit_rate"] for case in figures["misses"])
     planners = {case["planner"] for case in figures["plan_us"]}
@@ -126,9 +123,9 @@ def test_the_report_has_what_the_table_shows(small, capsys, tmp_path):
     alone, many = figures["throughput"]
     assert (alone["concurrency"], many["concurrency"]) == (1, 12)
     assert alone["resident_at_once"] == alone["offload_at_once"] == 1
-    assert many["resident_at_once"] <= sparse_throughput.HELD
+    assert many["resident_at_once"] <= sparse.ON_CPU.held
     assert many["same_memory_at_once"] > many["resident_at_once"]
-    assert sparse_throughput.HELD < many["offload_at_once"] <= 12  # some may be coming back
+    assert sparse.ON_CPU.held < many["offload_at_once"] <= 12  # some may be coming back
     rates = (*ENGINES, "ratio", "cpu_ratio", "same_memory_ratio", "same_memory_cpu_ratio")
     assert all(case[name] > 0 for case in (alone, many) for name in rates)
     printed = capsys.readouterr().out
@@ -140,7 +137,7 @@ def test_what_a_running_model_selects_is_recorded_step_by_step(small, tmp_path):
     text = tmp_path / "text"
     text.write_bytes(bytes(range(256)))
     layers = sparse_recorded.recorded_selections(str(text))
-    assert len(layers) == TINY["num_hidden_layers"]
+    assert len(layers) == TINY_V32["num_hidden_layers"]
     for steps in layers:
         assert steps.shape == (19, 16)  # the first token is the prompt's
         assert steps.dtype == np.int32

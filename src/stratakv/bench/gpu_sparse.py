@@ -1,20 +1,28 @@
-"""``stratakv bench sparse --device cuda``: missing rows from pinned host memory in a decode step.
+"""``stratakv bench sparse --device cuda``: missing rows from pinned host memory in a decode step,
+and what a server gains by keeping rows there.
 
-Owns the measurement: rows of DeepSeek-V3.2's size for a whole batch and all layers, by the kernel
-of the swap-in, beside a bare one that is given the addresses of the same rows.
+Owns the first measurement: rows of DeepSeek-V3.2's size for a whole batch and all layers, by the
+kernel of the swap-in, beside a bare one that is given the addresses of the same rows. The second is
+``sparse_throughput``'s, under a load of its own.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from stratakv.assembly.device import Device
-from stratakv.engine.torch_pools import TensorPools
+from stratakv.bench.shapes import DEEPSEEK_V32_2X2048
+from stratakv.bench.sparse_throughput import (
+    HEADER,
+    ServedLoad,
+    print_case,
+    throughput_cases,
+)
 from stratakv.engine.triton_swap_ins import room_of
 from stratakv.sparse.triton_swap_in import RowRoute, launch_rows
 from stratakv.transfer.triton_copy import launch_moves
@@ -27,6 +35,23 @@ PAGE_ROWS: Final = 64
 PAGES: Final = 256
 TARGET: Final = 1.5
 REPEATS: Final = 20
+SERVED: Final = ServedLoad(
+    shape=DEEPSEEK_V32_2X2048,
+    held=16,
+    concurrency=(1, 4, 16, 64, 256),
+    context_tokens=16_223,
+    answer_tokens=32,
+    buffer_rows=768,
+    page_tokens=PAGE_ROWS,
+    chunk_tokens=2048,
+    laps=3,
+    host_times=1.25,
+)
+"""A top-k of 512 is a thirty-second of the context, as V3.2's of 65,536. Buffers of all 256, of one
+and a half selections, fit beside each other in 16 requests' pages. The host has 15 GB for each of
+three engines."""
+SERVED_S: Final = 420.0
+"""For all of them: ``make gpu`` ends a part after nine minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +64,10 @@ class GpuSwapInCase:
     ratio: float
 
 
-def run_on(device: Device[TensorPools], layers: int = LAYERS) -> dict[str, object]:
-    """Measure, and print a table; seconds."""
+def run_on(
+    device: Device[Any], layers: int = LAYERS, load: ServedLoad = SERVED
+) -> dict[str, object]:
+    """Measure, and print tables; minutes."""
     at = device.at
     print(
         f"{MISSES} misses per request, {layers} layers, rows of {ROW_BYTES} bytes; at most {TARGET}"
@@ -50,7 +77,20 @@ def run_on(device: Device[TensorPools], layers: int = LAYERS) -> dict[str, objec
     for batch in BATCHES:
         cases.append(case := measure(at, batch, layers))
         print(f"{batch:5d}  {case.swap_in_us:10.0f}  {case.bare_us:7.0f}  {case.ratio:5.2f}")
-    return {"device": str(at), "target_ratio": TARGET, "cases": [asdict(c) for c in cases]}
+    print(
+        f"\nserved, contexts of {load.context_tokens:,}, device pages for {load.held} requests; "
+        f"ratios are to resident\n{HEADER}"
+    )
+    served = throughput_cases(print_case, load, device, SERVED_S)
+    if left_out := load.concurrency[len(served) :]:
+        print(f"left out, for want of time: {', '.join(map(str, left_out))}")
+    return {
+        "device": str(at),
+        "target_ratio": TARGET,
+        "cases": [asdict(case) for case in cases],
+        "served": [asdict(case) for case in served],
+        "left_out": left_out,
+    }
 
 
 def measure(at: torch.device, batch: int, layers: int) -> GpuSwapInCase:

@@ -70,6 +70,15 @@ DEEPSEEK_V32_3X512: Final = _shape(
 )  # fmt: skip
 """An indexer that selects 64 tokens; of a token 72 elements are latents and 16 index keys, which is
 V3.2's 4.5 to one."""
+DEEPSEEK_V32_2X2048: Final = _shape(
+    "deepseek_v32", 2, 2048,
+    num_attention_heads=128, num_key_value_heads=128, intermediate_size=4096, q_lora_rank=1536,
+    kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+    first_k_dense_replace=1, index_n_heads=64, index_head_dim=128, index_topk=512,
+    n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, n_group=1, topk_group=1,
+    moe_intermediate_size=2048, max_position_embeddings=32768,
+)  # fmt: skip
+"""V3.2's attention and indexer by every number but top-k, a quarter of its own; for a GPU."""
 QWEN3_NEXT_4X256: Final = _shape(
     "qwen3_next", 4, 256,
     head_dim=64, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=32,

@@ -33,10 +33,11 @@ from stratakv.bench.sparse_selections import (
     read_selections,
 )
 from stratakv.bench.sparse_throughput import (
-    HELD,
+    HEADER,
     LEAST_RATIO,
+    ON_CPU,
     TARGET,
-    ThroughputCase,
+    print_case,
     throughput_cases,
 )
 from stratakv.core.config import EngineConfig
@@ -120,10 +121,10 @@ def run(
     print("\nselected rows moved by pages, and by tokens")
     sizes = [_printed_size(case) for case in page_size_cases()]
     print(
-        f"\nserved, device pages for {HELD} requests; ratios are to resident: at least "
-        f"{LEAST_RATIO} while all fit, {TARGET} at the end\n{_THROUGHPUT_HEADER}"
+        f"\nserved, device pages for {ON_CPU.held} requests; ratios are to resident: at least "
+        f"{LEAST_RATIO} while all fit, {TARGET} at the end\n{HEADER}"
     )
-    throughput = throughput_cases(_print_throughput)
+    throughput = throughput_cases(print_case, ON_CPU)
     return {
         "top_k": TOP_K,
         "row_bytes": ROW_BYTES,
@@ -235,10 +236,6 @@ _MISS_HEADER: Final = (
 )
 _PLAN_HEADER: Final = "planner  batch  layers  entries  CPU ms a step  us a request and layer"
 
-_THROUGHPUT_HEADER: Final = (
-    "requests      resident       offload (ratio, CPU)   same memory (ratio, CPU)"
-    "   tok/s, and how many ran"
-)
 _RECALL_HEADER: Final = "pages   by bounds   the best   at random"
 
 
@@ -277,15 +274,3 @@ def _printed_size(case: PageSizeCase) -> PageSizeCase:
         flush=True,
     )
     return case
-
-
-def _print_throughput(case: ThroughputCase) -> None:
-    ratios = f"{case.ratio:.2f}, {case.cpu_ratio:.2f}"
-    same_memory = f"{case.same_memory_ratio:.2f}, {case.same_memory_cpu_ratio:.2f}"
-    print(
-        f"{case.concurrency:8d}  {case.resident_tok_s:6.1f} {case.resident_at_once:5.1f}"
-        f"  {case.offload_tok_s:6.1f} {case.offload_at_once:5.1f} ({ratios})"
-        f"    {case.same_memory_tok_s:6.1f} {case.same_memory_at_once:5.1f}"
-        f" ({same_memory})",
-        flush=True,
-    )
