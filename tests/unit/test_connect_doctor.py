@@ -91,7 +91,10 @@ def test_an_engine_whose_method_is_given_something_else_is_seen(monkeypatch, mod
         ("--load-format dummy", "bad", "--load-format dummy: allowed are"),
         ("--prefix-caching-hash-algo xxhash", "bad", "--prefix-caching-hash-algo xxhash"),
         ("--no-enable-prefix-caching", "bad", "allowed is prefix caching"),
-        ("--port 1", "untested", "--port 1: not the engine's"),
+        ("--port 1", "fine", "vllm takes them"),
+        ("--max-model-lenn=4", "bad", "no flag of vllm (did you mean --max-model-len?)"),
+        ("--xyz 1 --port 1", "bad", "--xyz: no flag of vllm"),
+        ("1", "bad", "1: no flag of vllm takes it"),
     ],
 )
 def test_flags_are_read_by_the_engines_own_parser_and_stand_in_the_command(
@@ -119,6 +122,12 @@ def test_flags_of_sglang_are_read_by_its_parser_too(monkeypatch, model, storage,
     assert shown.splitlines()[-1].endswith("--load-format safetensors")
     assert main([*line, "--engine-flags=--enable-lora"]) == 1
     assert "bad      flags: --enable-lora: SGLang" in capsys.readouterr().out
+    assert main([*line, "--engine-flags=--hicache-sise 1 --lod-format=auto"]) == 1
+    shown = capsys.readouterr().out
+    assert (
+        "bad      flags: --hicache-sise: no flag of sglang (did you mean --hicache-size?)" in shown
+    )
+    assert "; --lod-format: no flag of sglang (did you mean --load-format?)" in shown
     assert main([*line, "--engine-flags='"]) == 2
     assert "allowed are a shell's words" in capsys.readouterr().err
 

@@ -78,3 +78,32 @@ def test_weights_that_cannot_be_read_are_refused(model):
     (model / "extra.safetensors").mkdir()
     with pytest.raises(ConfigError, match="weights cannot be read"):
         identify_weights(model)
+
+
+@pytest.mark.parametrize("key", ["processor_class", "auto_map"])
+def test_a_tokenizer_that_names_the_processor_of_images_is_in_a_name(model, key):
+    """Where no other file says which class prepares an image, this one does."""
+    file, seen = model / "tokenizer_config.json", {identify_weights(model)}
+    file.write_text(json.dumps({"chat_template": "a", "auto_map": {"AutoTokenizer": "a.A"}}))
+    seen.add(identify_weights(model))
+    assert len(seen) == 1, "what makes tokens decides no page"
+    for name in ("processing_a.A", "processing_b.B"):
+        named = {"processor_class": name, "auto_map": {"AutoProcessor": name}}[key]
+        file.write_text(json.dumps({key: named}))
+        seen.add(identify_weights(model))
+        file.write_text(json.dumps({key: named, "chat_template": "b"}))
+        seen.add(identify_weights(model))
+    file.write_text("no JSON")
+    seen.add(identify_weights(model))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "processing.py"])
+def test_a_processor_beside_a_tokenizer_of_its_own_is_in_a_name(model, tmp_path_factory, name):
+    """SGLang takes class, type and code from there."""
+    other, seen = tmp_path_factory.mktemp("tokenizer"), []
+    for one in ("A", "B"):
+        seen.append(processing_field("--tokenizer-path", str(other), str(model)))
+        (other / name).write_text(json.dumps({"processor_class": one}))
+    seen.append(processing_field("--tokenizer-path", str(other), str(model)))
+    assert len({one["processing"] for one in seen}) == 3

@@ -53,8 +53,10 @@ def checkpoint(path, seed=0, settings=None):
 
 
 def native_code(monkeypatch, directory, where):
-    """A library or a compiler that is found by the variable ``where``, beside what it was."""
-    file = directory / "bin" / ("nvcc" if where == "PATH" else "libm.so")
+    """A library or a compiler that is found by the variable that ``where`` begins with, beside what
+    it was."""
+    where, _, program = where.partition(" ")
+    file = directory / "bin" / (program or "libm.so")
     file.parent.mkdir()
     file.write_text("one")
     file.chmod(0o755)
@@ -204,7 +206,7 @@ def test_another_variable_never_hits(managers, model, storage, monkeypatch, vari
     assert managers(model, storage).lookup(KEYS) == [False] * 6
 
 
-@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"])
+@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH nvcc", "PATH g++"])
 def test_native_code_exchanged_in_place_never_hits(
     managers, model, storage, monkeypatch, tmp_path, where
 ):
@@ -213,6 +215,20 @@ def test_native_code_exchanged_in_place_never_hits(
     assert managers(model, storage).lookup(KEYS) == [True] * 6
     file.write_text("two")
     assert managers(model, storage).lookup(KEYS) == [False] * 6
+
+
+@pytest.mark.parametrize(
+    "binding", [{"numa_bind": True}, {"numa_bind_nodes": [0]}, {"numa_bind_cpus": ["0-3"]}], ids=str
+)
+def test_cores_of_a_worker_count_where_they_compute_and_not_beside_a_gpu(
+    managers, model, storage, binding
+):
+    """Sums are divided among them, and the tier's own process has others."""
+    more = {"ParallelConfig": binding}
+    fill(managers(model, storage))
+    assert managers(model, storage, more=more).lookup(KEYS) == [False] * 6
+    fill(managers(model, storage, device="cuda"))
+    assert managers(model, storage, device="cuda", more=more).lookup(KEYS) == [True] * 6
 
 
 def test_what_decides_nothing_hits(managers, model, storage, monkeypatch):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from stratakv.connect import whole_settings
-from stratakv.connect.native_code import compiler_fields
+from stratakv.connect.native_code import compiler_fields, host_compiler_fields
 from stratakv.connect.whole_variables import variable_fields
 from stratakv.core.errors import ConfigError
 
@@ -27,7 +27,8 @@ def variables(**environment):
         "FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE",
         "INKLING_SPLIT_KV", "HIP_ONLINE_TUNING", "HSA_OVERRIDE_GFX_VERSION", "ASCEND_USE_FA",
         "XPU_USE_TRITON_KERNEL", "CC", "CXX", "AMDGCN_USE_BUFFER_OPS", "DISABLE_PTXAS_OPT",
-        "NVCC_APPEND_FLAGS", "CUDACXX", "PYTORCH_NVCC", "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
+        "NVCC_APPEND_FLAGS", "CUDACXX", "COMPILER_PATH", "GCC_EXEC_PREFIX", "PYTORCH_NVCC",
+        "TORCH_CUDNN_USE_HEURISTIC_MODE_B",
         "TORCH_LINALG_PREFER_CUSOLVER", "TORCH_MKLDNN_MATMUL_MIN_DIM", "USE_TRITON_W8A8_FP8_KERNEL",
         "LAMPORT_RS_SCONV", "XHS_VIDEO_JPEG_QUALITY", "VIDEO_MAX_PIXELS", "USE_HUB_KERNELS",
         "USE_FLAGOS", "OMP_THREAD_LIMIT", "OPENBLAS_CORETYPE", "GLIBC_TUNABLES",
@@ -117,6 +118,47 @@ def test_a_variable_says_it_all_and_no_compilers_are_no_field(tmp_path):
     place = toolkit(tmp_path)
     assert compiler_fields({"PATH": str(tmp_path / "bin"), "CUDA_PATH": "/x"}, str(place)) == {}
     assert compiler_fields({"PATH": "/nowhere"}, "/nowhere") == {}
+
+
+def gcc(place):
+    """Programs in ``bin``, and what they call beside it."""
+    for one in ("bin/g++-12", "lib/gcc/x86_64-linux-gnu/12/cc1plus", "libexec/gcc/x/12/cc1"):
+        (place / one).parent.mkdir(parents=True, exist_ok=True)
+        (place / one).write_text(one)
+        (place / one).chmod(0o755)
+    (place / "bin" / "g++").symlink_to("g++-12")
+    return place
+
+
+@pytest.mark.parametrize(
+    "one", ["bin/g++-12", "lib/gcc/x86_64-linux-gnu/12/cc1plus", "libexec/gcc/x/12/cc1"]
+)
+@pytest.mark.parametrize("found_by", ["path", "behind another", "CXX", "CXX by name"])
+def test_a_compiler_for_processors_is_in_a_name_by_every_byte(tmp_path, one, found_by):
+    """Inductor makes kernels by the ``g++`` of the path where nobody names another."""
+    place = gcc(tmp_path / "gcc")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "g++").write_text("exec ccache g++")
+    (tmp_path / "first" / "g++").chmod(0o755)
+    around = {
+        "path": {"PATH": f"{place}/bin"},
+        "behind another": {"PATH": f"{tmp_path}/first:{place}/bin"},
+        "CXX": {"PATH": "/nowhere", "CXX": f"ccache {place}/bin/g++-12"},
+        "CXX by name": {"PATH": f"{place}/bin", "CXX": "g++-12"},
+    }[found_by]
+    first = host_compiler_fields(around)
+    assert host_compiler_fields(around) == first != {}
+    (place / "bin" / "other").write_text("is no compiler")
+    assert host_compiler_fields(around) == first
+    (place / one).write_text("another")
+    assert host_compiler_fields(around) != first
+
+
+def test_compilers_are_the_same_in_another_place_and_none_are_no_field(tmp_path):
+    first, second = (gcc(tmp_path / name) for name in ("a", "b"))
+    found = [host_compiler_fields({"PATH": f"{place}/bin"}) for place in (first, second)]
+    assert found[0] == found[1]
+    assert host_compiler_fields({"PATH": "/nowhere", "CC": "gcc"}) == {}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ Owns the checks of an engine and their words. Loads neither a model nor weights.
 import io
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib import import_module
@@ -24,6 +24,7 @@ from stratakv.connect.stores import open_engine_store
 from stratakv.connect.why_miss import AskedPrompt, BlockHashes, look_up
 from stratakv.connect.why_miss import lines_of as why_miss_lines
 from stratakv.core.errors import ConfigError
+from stratakv.core.familiar import meant
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.identity.model_files import read_checkpoint
 from stratakv.storage.backend import StorageBackend, StoreFormat
@@ -183,9 +184,21 @@ def _flags(setup: EngineSetup) -> Check:
     except Exception as error:  # noqa: BLE001 - whatever it is, the operator should see it
         return Check("flags", "bad", f"{type(error).__name__}: {error}", advice)
     if rest:
-        text = f"{shlex.join(rest)}: not the engine's; its server may know them"
-        return Check("flags", "untested", text, f"look for them in: {helping}")
+        return Check("flags", "bad", _unknown(setup.engine, rest, values), advice)
     return Check("flags", "fine", f"{setup.engine} takes them")
+
+
+def _unknown(engine: str, rest: Sequence[str], values: Mapping[str, Any]) -> str:
+    """``rest``: words that no flag takes. ``values``: by names of flags that there are."""
+    known = [name.replace("_", "-") for name in values]
+    found: list[str] = []
+    for word in rest:
+        flag = word.partition("=")[0]
+        if flag.startswith("-"):
+            near = meant(flag, known)
+            which = f" (did you mean --{near}?)" if near else ""
+            found.append(f"{flag}: no flag of {engine}{which}")
+    return "; ".join(found) or f"{shlex.join(rest)}: no flag of {engine} takes it"
 
 
 def _model(name: str) -> Check:

@@ -6,11 +6,12 @@ two engines may share a page only if all of this is the same. Must not know an e
 """
 
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.digests import framed
@@ -26,6 +27,9 @@ PROCESSING: Final = (
 )  # fmt: skip
 """Files that say what a model sees of an image, a video or a sound. An engine's block hash has what
 the client sent, and not what became of it."""
+TOKENIZER: Final = "tokenizer_config.json"
+"""Also says which class does that, where none of these files do: two of its fields, and all else of
+it makes tokens of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,7 @@ def identify_weights(directory: Path) -> bytes:
 
     ConfigError where it holds no model with safetensors.
     """
-    code: list[bytes] = []
-    try:
-        for path in sorted(directory.rglob("*.py")):
-            code += [path.relative_to(directory).as_posix().encode(), path.read_bytes()]
-    except OSError as error:
-        raise ConfigError(f"MODEL {directory}: its code cannot be read: {error}") from error
+    code = _code("MODEL", directory)
     processing = _processing("MODEL", directory)
     with ModelIdentity(directory) as identity:
         return framed([identity.finish(), *code, *processing, *_other_weights(directory)])
@@ -77,7 +76,8 @@ def identify_weights(directory: Path) -> bytes:
 
 def processing_field(flag: str, tokenizer: str, model: str) -> Mapping[str, str]:
     """What of ``PROCESSING`` another directory has than the model's, from which engines take it as
-    well; of a ``tokenizer`` that is no directory, its name. Its tokens decide no page.
+    well, with the model's type there, and the code; of a ``tokenizer`` that is no directory, its
+    name. Its tokens decide no page.
 
     ConfigError where it cannot be read.
     """
@@ -85,24 +85,58 @@ def processing_field(flag: str, tokenizer: str, model: str) -> Mapping[str, str]
         return {"processing": ""}
     if not Path(tokenizer).is_dir():
         return {"processing": tokenizer}
-    files = _processing(flag, Path(tokenizer))
+    there = Path(tokenizer)
+    files = [*_processing(flag, there), *_read(flag, there, "config.json"), *_code(flag, there)]
     return {"processing": framed(files).hex() if files else ""}
 
 
 def _processing(flag: str, directory: Path) -> list[bytes]:
     """Names and bytes."""
-    found: list[bytes] = []
-    for name in PROCESSING:
-        try:
-            found += [name.encode(), (directory / name).read_bytes()]
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise ConfigError(
-                f"{flag} {directory}: {name} cannot be read ({error.strerror}); allowed is a "
-                "directory whose files this user may read"
-            ) from error
+    found = [part for name in PROCESSING for part in _read(flag, directory, name)]
+    for text in _read(flag, directory, TOKENIZER)[1:]:
+        found += _processor(text)
     return found
+
+
+def _processor(text: bytes) -> list[bytes]:
+    """What a tokenizer's configuration says of the processor around it; all of one that is none."""
+    try:
+        given: object = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return [TOKENIZER.encode(), text]
+    fields = cast("dict[str, Any]", given)
+    code = fields.get("auto_map")
+    code = code.get("AutoProcessor") if isinstance(code, dict) else code
+    chosen = {"processor_class": fields.get("processor_class"), "auto_map": code}
+    if not any(chosen.values()):
+        return []
+    return [TOKENIZER.encode(), json.dumps(chosen, sort_keys=True).encode()]
+
+
+def _read(flag: str, directory: Path, name: str) -> list[bytes]:
+    """Its name and bytes; empty where there is none."""
+    try:
+        return [name.encode(), (directory / name).read_bytes()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(
+            f"{flag} {directory}: {name} cannot be read ({error.strerror}); allowed is a "
+            "directory whose files this user may read"
+        ) from error
+
+
+def _code(flag: str, directory: Path) -> list[bytes]:
+    """Names and bytes of all Python in there."""
+    code: list[bytes] = []
+    try:
+        for path in sorted(directory.rglob("*.py")):
+            code += [path.relative_to(directory).as_posix().encode(), path.read_bytes()]
+    except OSError as error:
+        raise ConfigError(f"{flag} {directory}: its code cannot be read: {error}") from error
+    return code
 
 
 def _other_weights(directory: Path) -> list[bytes]:

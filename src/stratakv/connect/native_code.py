@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +25,17 @@ TOOLKITS: Final = frozenset({"CUDA_HOME", "CUDA_PATH"})
 """Variables that name a directory of compilers, too large to list: of those below it that make
 kernels while an engine runs, every byte counts."""
 COMPILERS: Final = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc")
+"""Of a toolkit."""
 USUAL_TOOLKIT: Final = "/usr/local/cuda"
 """Where builders of kernels look if nobody says where."""
+HOST_COMPILERS: Final = ("g++", "c++", "gcc", "cc", "clang++", "clang")
+"""What builders of kernels for a processor look for in the path, Inductor's among them, and
+Triton's and tvm-ffi's for what calls a kernel. Not assemblers and linkers, which choose no
+arithmetic."""
+CHOSEN: Final = ("CXX", "CC")
+"""Variables that name another, by path or to be looked for, with words around it."""
+BEHIND: Final = ("lib*/gcc/*/*/cc1plus", "lib*/gcc/*/*/cc1")
+"""Beside the ``bin`` of a GCC, whose programs in the path only call these."""
 LIBRARY: Final = re.compile(r"\.so(\.|$)|\.dylib$")
 _PROCESSORS: Final = "glibc-hwcaps"
 """Below a directory of libraries, others for better processors, which glibc takes first."""
@@ -59,6 +69,45 @@ def compiler_fields(
     if not there:
         return {}
     return {"compilers": ":".join(_compilers("CUDA_HOME", place) for place in there)}
+
+
+def host_compiler_fields(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Every byte of the compilers for processors that can be found, not of the first alone, which
+    may be a script that calls another; empty where there are none. Not where they lie, but in which
+    order."""
+    chosen = [word for name in CHOSEN for word in environment.get(name, "").split()]
+    programs = list(dict.fromkeys(_programs([*chosen, *HOST_COMPILERS], environment)))
+    behind = dict.fromkeys(
+        one
+        for program in programs
+        for pattern in BEHIND
+        for one in sorted(program.parent.parent.glob(pattern))
+    )
+    found = (f"{one.name}{_program_bytes(one)}" for one in [*programs, *behind])
+    return {"host_compilers": " ".join(found)} if programs else {}
+
+
+def _programs(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Path]:
+    """What is run for these, links followed, in the order of the path."""
+    places = environment.get("PATH", os.defpath).split(os.pathsep)
+    for word in words:
+        for place in [""] if os.path.dirname(word) else places:
+            program = shutil.which(os.path.join(place or ".", word))
+            if program is not None:
+                yield Path(program).resolve()
+
+
+def _program_bytes(program: Path) -> str:
+    status = program.stat()
+    times = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return _once_read(str(program), times)
+
+
+@cache
+def _once_read(path: str, times: tuple[int, ...]) -> str:
+    """Compilers are large, and a process may make several back ends. ``times``: of the file."""
+    del times
+    return contents("PATH", path)
 
 
 def _compilers(name: str, directory: str) -> str:

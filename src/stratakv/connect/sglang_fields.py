@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stratakv.connect.namespace import processing_field
-from stratakv.connect.native_code import compiler_fields
+from stratakv.connect.native_code import compiler_fields, host_compiler_fields
 from stratakv.connect.sglang_harmless import (
     EXTERNAL_CODE,
     GRAPH_SIZES,
@@ -58,6 +58,7 @@ def fields_of(
         **setting_fields(known, SETTINGS),
         **variable_fields(environment, registered, "SGLANG_", VARIABLES),
         **compiler_fields(environment),
+        **host_compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **code_field(_external_code(environment)),
         **processing_field("--tokenizer-path", str(settings["tokenizer_path"] or model), model),

@@ -26,7 +26,9 @@ _PLACES: Final = """
     weight_loader_prefetch_checkpoints weight_loader_prefetch_num_threads
     weight_loader_drop_cache_after_load
 """
-"""Where servers are and listen, who may ask, and how the same weights are read."""
+"""Where servers are and listen, who may ask, how the same weights are read, and on which cores
+ranks run: the back end is in the process that computes, whose cores are in the name where they
+do."""
 
 _SEEN: Final = """
     log_level log_level_http log_requests log_requests_level log_requests_format

@@ -42,13 +42,13 @@ def problems() -> Sequence[str]:
 
 
 def parsed_flags(words: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """What the parser of vLLM's engine makes of the words behind ``vllm serve``, and which it
-    leaves to the server. It ends the process where it does not take them."""
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 - much to load
+    """What vLLM's own parser makes of the words behind ``vllm serve``, and which it does not know.
+    It ends the process where it does not take them."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand  # noqa: PLC0415 - much to load
     from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve"))
-    given, rest = parser.parse_known_args(["--model", *words])
+    verbs = FlexibleArgumentParser(prog="vllm").add_subparsers()
+    given, rest = ServeSubcommand().subparser_init(verbs).parse_known_args(words)
     return vars(given), rest
 
 

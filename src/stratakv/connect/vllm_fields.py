@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from stratakv.connect.namespace import processing_field
-from stratakv.connect.native_code import compiler_fields
-from stratakv.connect.vllm_harmless import CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
+from stratakv.connect.native_code import compiler_fields, host_compiler_fields
+from stratakv.connect.vllm_harmless import BINDING, CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
 from stratakv.connect.whole_settings import (
     flat_settings,
     plugin_fields,
@@ -40,7 +40,7 @@ def fields_of(
     groups = [
         [sorted(group.layer_names), repr(group.kv_cache_spec)] for group in kv_cache.kv_cache_groups
     ]
-    model, settings = config.model_config, flat_settings(config, SETTINGS, CHECKPOINTS)
+    model, settings = config.model_config, flat_settings(config, _harmless(config), CHECKPOINTS)
     for name, value in settings.items():
         if name.rpartition(".")[2] in CHECKPOINTS and value is not None:
             settings[name] = settings_text(cast("Any", value).to_dict())
@@ -48,11 +48,18 @@ def fields_of(
         **setting_fields(settings, ()),
         **variable_fields(environment, registered, "VLLM_", VARIABLES),
         **compiler_fields(environment),
+        **host_compiler_fields(environment),
         **plugin_fields(*PLUGINS),
         **processing_field("--tokenizer", str(model.tokenizer), str(model.model)),
         "hash": str(config.cache_config.prefix_caching_hash_algo),
         "groups": json.dumps(groups),
     }
+
+
+def _harmless(config: Any) -> Mapping[str, frozenset[str]]:  # noqa: ANN401 - a VllmConfig
+    if str(config.device_config.device_type) != "cpu":
+        return SETTINGS
+    return {**SETTINGS, "ParallelConfig": SETTINGS["ParallelConfig"] - BINDING}
 
 
 def layout_of(offloading: Any, row_bytes: int) -> dict[str, str]:  # noqa: ANN401 - vLLM's class

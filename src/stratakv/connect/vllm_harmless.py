@@ -73,6 +73,10 @@ SETTINGS: Final[Mapping[str, frozenset[str]]] = {
         "SpeculativeConfig": "target_model_config target_parallel_config model",
     }.items()
 }
+BINDING: Final = frozenset({"numa_bind", "numa_bind_nodes", "numa_bind_cpus"})
+"""Of ``ParallelConfig``, on which cores a worker runs. Where a GPU computes, they change no bit of
+a page. Where these cores compute, sums are divided among them, and the tier, in another process,
+which vLLM binds to other cores, cannot see how many: there they count."""
 CHECKPOINTS: Final = frozenset({"hf_config", "hf_text_config"})
 """Configurations of Hugging Face, which say where they lie and which release reads them."""
 _PLACES: Final = """

@@ -8,27 +8,27 @@ libraries and compilers are found by it, ``native_code``.
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from stratakv.connect.native_code import LIBRARY_PATHS, PRELOADED, TOOLKITS, native_field
+from stratakv.connect.native_code import CHOSEN, LIBRARY_PATHS, PRELOADED, TOOLKITS, native_field
 from stratakv.connect.whole_settings import setting_fields
 
 ARITHMETIC: Final = (
-    "AITER_", "AMDGCN_", "ASCEND_USE_", "ATEN_", "BIAS_PREP_ONLY", "BLIS_", "CK_MOE", "CPATH",
-    "CPLUS_INCLUDE_PATH", "CUBLAS", "CUDACXX", "CUDNN_", "CUTE", "CUTLASS_", "CU_NUM", "DG_",
-    "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "DNNL_", "ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_",
-    "ENABLE_TMA_", "FA_", "FLASHINFER_", "FLASH_ATTENTION_", "FLA_", "FORCE_NUM_KV_SPLITS", "GDN_",
+    "AITER_", "AMDGCN_", "ASCEND_USE_", "ATEN_", "BIAS_PREP_ONLY", "BLIS_", "CK_MOE",
+    "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CUBLAS", "CUDACXX", "CUDNN_", "CUTE",
+    "CUTLASS_", "CU_NUM", "C_INCLUDE_PATH", "DG_", "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT",
+    "DNNL_", "ENABLE_PERSISTENT_TMA_", "ENABLE_TEMPLATE_", "ENABLE_TMA_", "FA_", "FLASHINFER_",
+    "FLASH_ATTENTION_", "FLA_", "FORCE_NUM_KV_SPLITS", "GCC_EXEC_PREFIX", "GDN_",
     "GLIBC_TUNABLES", "GPU_ARCHS", "HCCL_DETERMINISTIC", "HIPBLASLT_", "HIP_ONLINE_TUNING",
-    "HSA_OVERRIDE_GFX_VERSION", "INKLING_", "KMP_DETERMINISTIC_REDUCTION", "KMP_FORCE_REDUCTION",
-    "LAMPORT_", "MINIMAX_", "MIOPEN_", "MKL_", "NCCL_", "NPU_FA2_", "NVCC_APPEND_FLAGS",
-    "NVCC_PREPEND_FLAGS", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_",
-    "QUACK_ARCH", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_", "TENSORIFY_", "TILELANG_",
-    "TIMM_FUSED_ATTN", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRANSFORMERS_DISABLE_",
-    "TRITON_", "TRTLLM_", "TVM_", "USE_DEFAULT_FLA_NORM", "USE_FLAGOS", "USE_HUB_KERNELS",
-    "USE_TRITON_", "VIDEO_MAX_PIXELS", "XHS_VIDEO_", "XLA_", "XPU_USE_TRITON_KERNEL",
+    "HSA_OVERRIDE_GFX_VERSION", "INKLING_", "KMP_DETERMINISTIC_REDUCTION",
+    "KMP_FORCE_REDUCTION", "LAMPORT_", "MINIMAX_", "MIOPEN_", "MKL_", "NCCL_", "NPU_FA2_",
+    "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_",
+    "OPENBLAS_", "PYTORCH_", "QUACK_ARCH", "RCCL_", "ROCBLAS_", "ROCM_QUICK_REDUCE_",
+    "TENSORIFY_", "TILELANG_", "TIMM_FUSED_ATTN", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_",
+    "TRANSFORMERS_DISABLE_", "TRITON_", "TRTLLM_", "TVM_", "USE_DEFAULT_FLA_NORM", "USE_FLAGOS",
+    "USE_HUB_KERNELS", "USE_TRITON_", "VIDEO_MAX_PIXELS", "XHS_VIDEO_", "XLA_",
+    "XPU_USE_TRITON_KERNEL",
 )  # fmt: skip
 """Beginnings of variables by which libraries below the engines choose how to compute, and models of
 theirs what they see of a video. All of torch's, which has hundreds, and other ones next year."""
-COMPILERS: Final = ("CC", "CXX")
-"""Variables that name what Inductor and Triton compile with."""
 CACHES: Final = frozenset({
     "AITER_JIT_DIR", "CUTE_DSL_CACHE_DIR", "TORCHDYNAMO_VERBOSE", "TORCH_COMPILE_DEBUG",
     "TORCH_COMPILE_DEBUG_DIR", "CUBLASLT_LOG_FILE", "CUBLASLT_LOG_LEVEL", "CUBLAS_LOGDEST_DBG",
@@ -61,7 +61,7 @@ def variable_fields(
 ) -> dict[str, str]:
     """Variables that are set, of those that the engine or a library below it reads: ``registered``
     and all with the engine's ``prefix``."""
-    known = {*registered, *LIBRARY_PATHS, *PRELOADED, *TOOLKITS, *COMPILERS}
+    known = {*registered, *LIBRARY_PATHS, *PRELOADED, *TOOLKITS, *CHOSEN}
     counted = {
         name: value
         for name, value in environment.items()
