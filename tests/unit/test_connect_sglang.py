@@ -102,6 +102,14 @@ def test_large_pages_come_back_in_parts_and_the_head_of_a_chain_stays_longest(se
     assert backend.batch_exists(KEYS[:3]) == 2
 
 
+def test_pages_that_are_written_in_parts_go_from_the_end_of_their_chain(servers, model):
+    page_bytes = 2 * 4 * 4 * (1 << 18)
+    backend = servers(model, f"memory://?quota={5 * page_bytes}B", Pool(pages=6, width=1 << 18))
+    fill(backend, range(5))
+    fill(backend, [5])
+    assert backend.batch_exists(KEYS[:5]) == 4
+
+
 def test_a_prefix_ends_at_the_first_gap(servers, model, storage):
     backend = servers(model, storage)
     fill(backend, [0, 1, 3])
@@ -261,7 +269,7 @@ def test_another_variable_never_hits(servers, model, storage, monkeypatch, varia
     assert servers(model, storage).batch_exists(KEYS) == 6
 
 
-@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH"])
+@pytest.mark.parametrize("where", ["LD_LIBRARY_PATH", "LD_PRELOAD", "PATH nvcc", "PATH g++"])
 def test_native_code_exchanged_in_place_never_hits(
     servers, model, storage, monkeypatch, tmp_path, where
 ):
@@ -526,6 +534,25 @@ def test_a_write_that_hangs_is_given_up_in_time_and_writes_what_it_was_given(
     asked = KEYS[:1], pool.indices(3)
     wait_until(lambda: backend.batch_get_v1(*asked) == [True], "a page in time")
     assert torch.equal(pool.page(3), written)
+
+
+@pytest.mark.parametrize("kind", [Pool, InOnePiece])
+def test_what_was_given_up_before_it_was_copied_is_never_stored(
+    servers, model, monkeypatch, quiet, kind
+):
+    """A use that nobody waits for hangs; what SGLang has in these pages by then is another's."""
+    faulty, go_on = hanging(monkeypatch)
+    fill(servers(model, "memory://", kind()), range(3))
+    backend = servers(model, "memory://", kind(), config=SOON)
+    monkeypatch.setattr(faulty[-1], "touch", lambda _: go_on.wait(PATIENCE_S))
+    pool = backend.mem_pool_host
+    asked = KEYS[:1], pool.indices(9)
+    wait_until(lambda: backend.batch_get_v1(*asked) == [True], "a page in time")
+    assert backend.batch_set_v1(KEYS[5:], pool.indices(5)) == [False]
+    pool.buffer.fill_(7)
+    go_on.set()
+    wait_until(lambda: backend.batch_exists(KEYS[:3]) == 3, "the store's return")
+    assert backend.batch_exists(KEYS[5:]) == 0
 
 
 def test_an_end_over_a_store_that_hangs_comes_in_time_and_closes_it_when_it_is_back(

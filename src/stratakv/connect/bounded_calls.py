@@ -21,6 +21,10 @@ T = TypeVar("T")
 BackendWork: TypeAlias = Callable[[StorageBackend], T]
 
 
+MOST_POSTED: Final = 64
+"""Most calls that wait and nobody waits for."""
+
+
 class NoAnswer(Enum):
     """Why there is no answer."""
 
@@ -70,16 +74,23 @@ class BoundedCalls:
         hanging = self._hanging
         return not self._breaker.closed or (hanging is not None and not hanging.ended.is_set())
 
-    def call(self, work: BackendWork[T]) -> T | NoAnswer:
-        """What ``work`` says of the backend."""
+    def call(self, work: BackendWork[T], progress: Callable[[], int] = lambda: 0) -> T | NoAnswer:
+        """What ``work`` says of the backend. It is late when neither its end nor another
+        ``progress`` has come in time."""
         if not self._turn.acquire(timeout=self._patience_s):
             return NoAnswer.LATE
         try:
             if self._closed or not self._breaker.closed:
                 return NoAnswer.FAILED
-            return self._ask(work)
+            return self._ask(work, progress)
         finally:
             self._turn.release()
+
+    def post(self, work: BackendWork[object]) -> None:
+        """Have it done in its turn, and do not wait: what fails, and what comes while the backend
+        is left alone or much waits, is not done. ``work`` holds no buffer."""
+        if not self._closed and not self.off and self._calls.qsize() < MOST_POSTED:
+            self._calls.put(_Call(work))
 
     def close(self) -> None:
         """Close the backend, after whatever it does now; wait only so long for it."""
@@ -89,13 +100,13 @@ class BoundedCalls:
         try:
             if not self._closed:
                 self._closed = True
-                if self._ask(lambda backend: backend.close()) is NoAnswer.LATE:
+                if self._ask(lambda backend: backend.close(), lambda: 0) is NoAnswer.LATE:
                     log.warning("the store has not come back: it is closed when it does")
                 self._calls.put(None)
         finally:
             self._turn.release()
 
-    def _ask(self, work: BackendWork[T]) -> T | NoAnswer:
+    def _ask(self, work: BackendWork[T], progress: Callable[[], int]) -> T | NoAnswer:
         """In the caller's turn."""
         call = _Call(work)
         if self._hanging is not None and not self._hanging.ended.is_set():
@@ -103,8 +114,12 @@ class BoundedCalls:
                 self._calls.put(call)
             return NoAnswer.LATE
         self._calls.put(call)
-        self._hanging = call
-        if not call.ended.wait(self._patience_s):
+        seen = progress()
+        while not call.ended.wait(self._patience_s):
+            if (now := progress()) != seen:
+                seen = now
+                continue
+            self._hanging = call
             log.warning("the store has not answered in %g s", self._patience_s)
             return NoAnswer.LATE
         self._hanging = None

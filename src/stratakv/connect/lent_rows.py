@@ -56,7 +56,7 @@ class Loan:
             self._filled += places
             return True
 
-    def copy(self, places: Sequence[int], into: "_Staging") -> Bytes | None:
+    def copy(self, places: Sequence[int], into: "Staging") -> Bytes | None:
         """Pages of rows; None where they were taken back."""
         with self._lock:
             if self._rows is None:
@@ -86,8 +86,9 @@ class LentPages(Sequence[memoryview]):
         return LentPages(self.loan, self.places[at])
 
 
-class _Staging:
-    """Memory that batches pass through, one at a time."""
+class Staging:
+    """Memory that batches pass through, one at a time, of one thread: made once, since a page that
+    was never touched costs more to touch than to copy."""
 
     def __init__(self) -> None:
         self._memory: Bytes = np.empty(0, np.uint8)
@@ -103,7 +104,7 @@ class StagedBackend:
 
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
-        self._staging = _Staging()
+        self._staging = Staging()
 
     def contains(self, keys: Sequence[ObjectKey]) -> npt.NDArray[np.bool_]:
         return self._backend.contains(keys)

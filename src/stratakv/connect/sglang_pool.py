@@ -48,21 +48,33 @@ class HostPool:
 
     def load(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
         """What was not loaded is as it was."""
+        firsts = self._firsts(indices)
 
         def put(at: int, row: Bytes) -> None:
-            first = int(indices[at * self.rows])
             if self.in_place:
-                _copy(row, self.host.get_data_page(first, flat=True))
+                _copy(row, self.host.get_data_page(firsts[at], flat=True))
             else:
-                self.host.set_from_flat_data_page(first, torch.from_numpy(row).view(self.dtype))
+                page = torch.from_numpy(row).view(self.dtype)
+                self.host.set_from_flat_data_page(firsts[at], page)
 
         return self._read(keys, put)
 
     def store(self, keys: Sequence[str], indices: torch.Tensor) -> list[bool]:
-        firsts = [int(indices[at * self.rows]) for at in range(len(keys))]
-        return self.store_from(
-            keys, [self.host.get_data_page(first, flat=True) for first in firsts]
-        )
+        """Page by page into memory that is there: all of them at once would be new memory, which
+        takes several times as long as the copy."""
+        if not self.page_bytes:
+            return self.store_from(keys, [])
+        firsts = self._firsts(indices)
+
+        def take(at: int, row: Bytes) -> None:
+            page = self.host.get_data_page(firsts[at], flat=True)
+            np.copyto(row, np.frombuffer(_bytes_of(page), np.uint8))
+
+        return self.pages.write_from(self.names(keys), self.page_bytes, take)
+
+    def _firsts(self, indices: torch.Tensor) -> list[int]:
+        """Of each page its first row."""
+        return indices[:: self.rows].tolist()
 
     def load_into(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
         """Pages that lie outside the pool; what was not loaded is as it was."""
