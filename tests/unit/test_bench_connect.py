@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from stratakv.bench.connect import EnginePython
 from stratakv.bench.connect_lives import (
     SHARED_TOKENS,
     Life,
@@ -60,16 +61,17 @@ def engine(tmp_path):
     return program
 
 
-def measured(engine, tmp_path, *flags):
+def measured(engine, tmp_path, *flags, ends=0):
     figures = tmp_path / "figures.json"
     code = main(["bench", "connect", "--python", str(engine), "--json", str(figures), *flags])
-    assert code == 0
+    assert code == ends
     return json.loads(figures.read_text())
 
 
 def test_ratios_are_ours_to_theirs_and_a_lost_hit_counts(engine, tmp_path, capsys):
     figures = measured(engine, tmp_path, "--model", str(tmp_path))
     assert figures["engines"] == {"vllm": "0.32.0"}
+    assert not figures["interrupted"]
     (case,) = figures["cases"]
     assert (case["engine"], case["model"]) == ("vllm", tmp_path.name)
     assert (case["ttft_ratio"], case["store_ratio"], case["bytes_ratio"]) == (0.5, 4.0, 0.25)
@@ -89,6 +91,40 @@ def test_tiers_take_turns_and_then_get_half_of_what_they_would_write(engine, tmp
     assert lives[-1][2:] == [str(seed) for seed in range(7, -1, -1)]
     assert (case["quota_bytes"], case["ours_full"]["disk_bytes"]) == (200, 200)
     assert case["theirs_full"]["disk_bytes"] == 1000
+
+
+@pytest.mark.parametrize(("lives", "rounds"), [(5, 1), (9, 2)])
+def test_what_was_measured_before_ctrl_c_is_kept(
+    engine, tmp_path, monkeypatch, capsys, lives, rounds
+):
+    interrupt_after(lives, monkeypatch)
+    figures = measured(engine, tmp_path, "--model", str(tmp_path), ends=130)
+    shown = capsys.readouterr().out
+    assert figures["interrupted"]
+    (case,) = figures["cases"]
+    assert (case["rounds"], case["ttft_ratio"], case["ours_full"]) == (rounds, 0.5, None)
+    assert shown.count("ours stores 8,208 tokens a second") == 2
+    assert "0.50" in shown
+
+
+def test_ctrl_c_before_there_is_a_ratio_is_an_end_without_one(
+    engine, tmp_path, monkeypatch, capsys
+):
+    interrupt_after(3, monkeypatch)
+    assert measured(engine, tmp_path, "--model", str(tmp_path), ends=130)["cases"] == []
+    assert "theirs has the first token of a restart hit after" in capsys.readouterr().out
+
+
+def interrupt_after(lives, monkeypatch):
+    asked, call = [], EnginePython.call
+
+    def interrupted(self, name, given):
+        asked.append(given)
+        if len(asked) > lives:
+            raise KeyboardInterrupt
+        return call(self, name, given)
+
+    monkeypatch.setattr(EnginePython, "call", interrupted)
 
 
 def test_back_ends_that_work_without_an_engine_are_measured_alone_too(engine, tmp_path, capsys):

@@ -11,12 +11,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
+from stratakv.bench.connect_figures import (
+    DEEDS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    TIERS,
+    CallFigures,
+    Measured,
+    QuotaFigures,
+    call_figures,
+    life_line,
+    table,
+)
 from stratakv.bench.connect_lives import BenchTier, Calls, Life, Lived
 from stratakv.connect.engines import ENGINES
 from stratakv.core.errors import ConfigError
@@ -27,72 +38,10 @@ BUILT_IN: Final[Mapping[str, Sequence[str]]] = {
     "vllm": ("llama", "gemma3"),
     "sglang": ("llama", "laguna"),
 }
-PROMPTS: Final = tuple(range(8))
-PROMPT_TOKENS: Final = 1026
 ROUNDS: Final = 2
 LIFE_S: Final = 900.0
 """A life that takes longer hangs."""
-_TIERS: Final[Sequence[BenchTier]] = ("strata", "own")
 _ENGINE_PATHS: Final = {"vllm": (".",), "sglang": (".", "sglang_cpu")}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierFigures:
-    """Medians over rounds. ``hit_cpu_s``: of processors, for a restart hit. ``store_cpu_s``: from
-    the first prompt to the last page. ``cached``: tokens of each prompt after a restart."""
-
-    ttft_s: float
-    hit_cpu_s: float
-    store_tokens_s: float
-    store_cpu_s: float
-    bytes_per_token: float
-    cached: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaFigures:
-    """A directory that may have half of what the prompts take; then, after a restart, the prompts
-    again, the last first. ``disk_bytes``: at the end."""
-
-    disk_bytes: int
-    cached: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallFigures:
-    """The back ends alone, without an engine around them: a prompt's pages are stored, and read
-    from the disk. Medians of ratios of seconds, and of seconds of processors: how many times as
-    fast ours stores, and how much of the time of theirs it reads in."""
-
-    store_ratio: float
-    store_cpu_ratio: float
-    read_ratio: float
-    read_cpu_ratio: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectCase:
-    """A ratio is ours to theirs: of the seconds to the first token of a restart hit (the median of
-    all prompts of all rounds, ours and theirs of one prompt together), of the seconds of processors
-    that it takes, of the tokens that are computed and stored in a second, of the seconds of
-    processors that this takes, of the bytes that are written. ``hits_lost``: tokens that theirs has
-    served after a restart, and ours has not. ``alone``: None where an engine's tier has threads of
-    its own, and does not work without one."""
-
-    engine: str
-    model: str
-    ttft_ratio: float
-    hit_cpu_ratio: float
-    store_ratio: float
-    store_cpu_ratio: float
-    bytes_ratio: float
-    hits_lost: int
-    ours: TierFigures
-    theirs: TierFigures
-    quota_bytes: int
-    ours_full: QuotaFigures
-    theirs_full: QuotaFigures
-    alone: CallFigures | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +97,11 @@ def run(
     directory: Path | None = None,
 ) -> dict[str, object]:
     """Measure the engines that are installed for ``python`` (default: this one), or ``engine``
-    alone, with the built-in models or ``model``; print a table. Ten minutes a model."""
-    cases: list[ConnectCase] = []
+    alone, with the built-in models or ``model``; print each life, and a table of each model. What
+    they say, also where it was interrupted (Ctrl-C): of a model its whole rounds. Ten minutes a
+    model."""
+    cases: list[Measured] = []
+    interrupted = False
     with tempfile.TemporaryDirectory(dir=directory, prefix="stratakv-bench-") as name:
         there = EnginePython(
             python=Path(python or sys.executable).absolute(),
@@ -157,12 +109,21 @@ def run(
             root=Path(name),
         )
         engines = _engines(there, engine)
-        for one in engines:
-            for built_in in BUILT_IN[one] if model is None else [None]:
-                case = _measure(there, one, built_in, model)
-                _print(case)
-                cases.append(case)
-    return {"targets": TARGETS, "engines": engines, "cases": [asdict(case) for case in cases]}
+        try:
+            for one in engines:
+                for built_in in BUILT_IN[one] if model is None else [None]:
+                    _measure(there, one, built_in, model, cases)
+        except KeyboardInterrupt:
+            interrupted = True
+            if cases and not cases[-1].finished:
+                _print(cases[-1])
+    found = [case for one in cases if (case := one.case()) is not None]
+    return {
+        "targets": TARGETS,
+        "engines": engines,
+        "cases": [asdict(case) for case in found],
+        "interrupted": interrupted,
+    }
 
 
 def _engines(there: EnginePython, only: str | None) -> dict[str, str]:
@@ -181,47 +142,33 @@ def _engines(there: EnginePython, only: str | None) -> dict[str, str]:
 
 
 def _measure(
-    there: EnginePython, engine: str, built_in: str | None, model: str | None
-) -> ConnectCase:
+    there: EnginePython, engine: str, built_in: str | None, model: str | None, cases: list[Measured]
+) -> None:
+    """Each life is among ``cases`` as soon as it has ended: all of them take minutes."""
     name = model or str(there.root / f"{engine}-{built_in}")
     if built_in is not None:
         there.call(engine, {"family": built_in, "directory": name})
-    lives = _Lives(there, engine, name)
-    stored: dict[BenchTier, list[Lived]] = {tier: [] for tier in _TIERS}
-    restarted: dict[BenchTier, list[Lived]] = {tier: [] for tier in _TIERS}
+    lives, one = _Lives(there, engine, name), Measured(engine, built_in or Path(name).name)
+    cases.append(one)
+    print(f"{engine}, {one.model}: {ROUNDS} rounds", flush=True)
     for turn in range(ROUNDS):
-        order = _TIERS[:: 1 if turn % 2 else -1]
-        for tier in order:
-            stored[tier].append(lives.live(tier, fresh=True))
-        for tier in order:
-            restarted[tier].append(lives.live(tier))
-    quota_bytes = stored["own"][0].written_bytes // 2
-    full: dict[BenchTier, QuotaFigures] = {}
-    for tier in _TIERS:
-        lives.live(tier, fresh=True, quota_bytes=quota_bytes)
-        again = lives.live(tier, quota_bytes=quota_bytes, prompts=PROMPTS[::-1])
-        full[tier] = QuotaFigures(disk_bytes=again.disk_bytes, cached=again.cached)
-    ours, theirs = restarted["strata"], restarted["own"]
-    return ConnectCase(
-        engine=engine,
-        model=built_in or Path(name).name,
-        ttft_ratio=median(_ratios(_first_tokens(ours), _first_tokens(theirs))),
-        hit_cpu_ratio=median(_ratios(map(_hit_cpu_s, ours), map(_hit_cpu_s, theirs))),
-        store_ratio=median(_ratios(_written(stored["own"]), _written(stored["strata"]))),
-        store_cpu_ratio=median(_ratios(map(_cpu_s, stored["strata"]), map(_cpu_s, stored["own"]))),
-        bytes_ratio=stored["strata"][0].written_bytes / stored["own"][0].written_bytes,
-        hits_lost=sum(
-            max(0, other - one)
-            for mine, other_life in zip(ours, theirs, strict=True)
-            for one, other in zip(mine.cached, other_life.cached, strict=True)
-        ),
-        ours=_figures(stored["strata"], ours),
-        theirs=_figures(stored["own"], theirs),
-        quota_bytes=quota_bytes,
-        ours_full=full["strata"],
-        theirs_full=full["own"],
-        alone=lives.alone() if engine == "sglang" else None,
-    )
+        order = TIERS[:: 1 if turn % 2 else -1]
+        for deed in DEEDS:
+            for tier in order:
+                lived = lives.live(tier, fresh=deed == "store")
+                one.add_life(deed, tier, lived)
+                print(life_line(deed, tier, lived), flush=True)
+    for tier in TIERS:
+        lives.live(tier, fresh=True, quota_bytes=one.quota_bytes)
+        again = lives.live(tier, quota_bytes=one.quota_bytes, prompts=PROMPTS[::-1])
+        one.full[tier] = QuotaFigures(disk_bytes=again.disk_bytes, cached=again.cached)
+    one.end(lives.alone() if engine == "sglang" else None)
+    _print(one)
+
+
+def _print(one: Measured) -> None:
+    if (case := one.case()) is not None:
+        print("\n".join(table(case)), flush=True)
 
 
 class _Lives:
@@ -243,19 +190,7 @@ class _Lives:
 
     def alone(self) -> CallFigures:
         found = self._call("strata", fresh=True, alone=True)
-        ours, theirs = (Calls(**found[tier]) for tier in _TIERS)
-
-        def ratio(
-            one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]], at: int
-        ) -> float:
-            return median(a[at] / b[at] for a, b in zip(one, other, strict=True))
-
-        return CallFigures(
-            store_ratio=ratio(theirs.store, ours.store, 0),
-            store_cpu_ratio=ratio(theirs.store, ours.store, 1),
-            read_ratio=ratio(ours.read, theirs.read, 0),
-            read_cpu_ratio=ratio(ours.read, theirs.read, 1),
-        )
+        return call_figures({tier: Calls(**found[tier]) for tier in TIERS})
 
     def _call(
         self, tier: BenchTier, *, fresh: bool, quota_bytes: int = 0, prompts: tuple[int, ...] = (),
@@ -275,69 +210,3 @@ class _Lives:
             stand_ins=self._there.stand_ins is not None,
         )
         return self._there.call(self._engine, {**asdict(life), "alone": alone})
-
-
-def _first_tokens(lives: Sequence[Lived]) -> Iterator[float]:
-    return (taken_s for life in lives for taken_s in life.first_token_s)
-
-
-def _hit_cpu_s(life: Lived) -> float:
-    return life.answer_cpu_s / len(life.cached)
-
-
-def _cpu_s(life: Lived) -> float:
-    return life.cpu_s
-
-
-def _written(lives: Sequence[Lived]) -> Iterator[float]:
-    return (life.written_s for life in lives)
-
-
-def _ratios(ours: Iterator[float], theirs: Iterator[float]) -> list[float]:
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
-
-
-def _figures(stored: Sequence[Lived], restarted: Sequence[Lived]) -> TierFigures:
-    tokens = len(PROMPTS) * PROMPT_TOKENS
-    return TierFigures(
-        ttft_s=median(_first_tokens(restarted)),
-        hit_cpu_s=median(map(_hit_cpu_s, restarted)),
-        store_tokens_s=tokens / median(_written(stored)),
-        store_cpu_s=median(map(_cpu_s, stored)),
-        bytes_per_token=stored[0].written_bytes / tokens,
-        cached=tuple(restarted[0].cached),
-    )
-
-
-def _print(case: ConnectCase) -> None:
-    ours, theirs = case.ours, case.theirs
-    mib = case.quota_bytes >> 20
-    rows = [
-        ("ms to the first token of a restart hit", ours.ttft_s * 1e3, theirs.ttft_s * 1e3,
-         case.ttft_ratio),
-        ("ms of processors for that", ours.hit_cpu_s * 1e3, theirs.hit_cpu_s * 1e3,
-         case.hit_cpu_ratio),
-        ("tokens a second while storing", ours.store_tokens_s, theirs.store_tokens_s,
-         case.store_ratio),
-        ("seconds of processors for that", ours.store_cpu_s, theirs.store_cpu_s,
-         case.store_cpu_ratio),
-        ("bytes written per prompt token", ours.bytes_per_token, theirs.bytes_per_token,
-         case.bytes_ratio),
-        ("cached tokens after a restart", sum(ours.cached), sum(theirs.cached), None),
-        (f"MiB on disk where {mib} are allowed", case.ours_full.disk_bytes / 2**20,
-         case.theirs_full.disk_bytes / 2**20, None),
-        ("cached tokens after a restart then", sum(case.ours_full.cached),
-         sum(case.theirs_full.cached), None),
-    ]  # fmt: skip
-    print(f"{case.engine}, {case.model} {'ours':>39s} {'theirs':>11s} {'ratio':>7s}")
-    for text, one, other, ratio in rows:
-        shown = "" if ratio is None else f"{ratio:7.2f}"
-        print(f"  {text:40s} {one:11,.1f} {other:11,.1f} {shown}")
-    print(f"  tokens that theirs serves and ours does not: {case.hits_lost}", flush=True)
-    if (alone := case.alone) is not None:
-        print(
-            f"  back ends alone: ours stores {alone.store_ratio:.2f} times as fast (by processors "
-            f"{alone.store_cpu_ratio:.2f}), reads in {alone.read_ratio:.2f} of the time (by "
-            f"processors {alone.read_cpu_ratio:.2f})",
-            flush=True,
-        )
