@@ -16,6 +16,7 @@ import torch
 from stratakv.core.ids import NONE, LayerId, PageIds
 from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.engine.swap_ins import SpilledBucket, SwapIns, SwapShape
+from stratakv.engine.tensors import on_device
 from stratakv.transfer.host_rows import HostRows
 
 Table = npt.NDArray[np.int32]
@@ -93,10 +94,10 @@ class SpilledStep:
         if not len(away):
             return out
         read = torch.from_numpy(self.rows.host.pages(layer, pages[away]))
-        read = read.to(pool.device).view(pool.dtype).view(len(away), size, -1)
-        places = torch.from_numpy(away[:, None] * size + np.arange(size)).to(pool.device).view(-1)
-        inside = places < len(found)
-        out[places[inside]] = read.flatten(0, 1)[inside]
+        read = read.to(pool.device).view(pool.dtype).view(len(away) * size, -1)
+        places = (away[:, None] * size + np.arange(size)).ravel()
+        places = places[places < len(found)]  # all, but for some of the last page
+        out[on_device(places, pool.device)] = read[: len(places)]
         return out
 
 
