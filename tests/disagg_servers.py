@@ -8,41 +8,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
-from tests.forks import fork_server
-from tests.rank_processes import run_command
+from tests.rank_processes import Forked, forked
 from tests.real_server import SMALL_FLAGS
 from tests.scraped import scraped
 
 FLAGS = (*SMALL_FLAGS, "--served-model-name", "tiny")
 TAIL_CHARS = 4000
 BIN = Path(sys.executable).parent
-
-
-class Forked:
-    """A process of the fork server, with the verbs of ``subprocess.Popen``."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        process.start()
-        self._process, self.pid = process, process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> None:
-        self._process.join()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
 
 
 @dataclass
@@ -115,7 +93,7 @@ class Fleet:
             ends = [one.tail() for one in self._started if not one.killed]
             raise AssertionError("\n".join([str(error), *ends])) from error
 
-    def start(self, port: int, *line: str, host: str = "127.0.0.1") -> Started:
+    def start(self, port: int, *line: str) -> Started:
         """Any program."""
         log = self._next_log()
         around = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -124,13 +102,15 @@ class Fleet:
             process = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=around
             )
-        return self._begun(Started(process, log, line, f"http://{host}:{port}"))
+        return self._begun(Started(process, log, line, f"http://127.0.0.1:{port}"))
 
-    def stratakv(self, port: int, *words: str) -> Started:
-        """The command with ``words``, on ``port``."""
-        log, line = self._next_log(), [*words, "--port", str(port)]
-        process = Forked(fork_server().Process(target=run_command, args=(line, log)))
-        return self._begun(Started(process, log, words, f"http://127.0.0.1:{port}"))
+    def stratakv(
+        self, port: int, *words: str, host: str = "127.0.0.1", inside: str | None = None
+    ) -> Started:
+        """The command with ``words``, on ``port``. ``inside``: a network namespace."""
+        log = self._next_log()
+        process = forked([*words, "--port", str(port)], log, inside)
+        return self._begun(Started(process, log, words, f"http://{host}:{port}"))
 
     def server(self, model: Path, *flags: str) -> Started:
         return self.stratakv(free_port(), "serve", str(model), *FLAGS, *flags)

@@ -5,6 +5,7 @@ is killed with it, whatever happened. ``launched`` ranks are what a launcher on 
 started, without the launcher, and without the seconds that imports take.
 """
 
+import ctypes
 import os
 import re
 import shutil
@@ -23,6 +24,7 @@ import httpx
 import torch
 
 from stratakv.cli import main
+from stratakv.serve import route, route_servers
 from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.servers import free_port
 from tests.forks import fork_server
@@ -105,6 +107,8 @@ class Ranked(Listening):
         return [pid for pid in self.alive() if environment(pid).get("RANK", "0") != "0"]
 
 
+CLONE_NEWNET = 0x40000000
+MINUTE_S = PATIENCE_S / 5
 SILENCE_S = 10
 """``--tp-timeout`` where a rank hangs on purpose: the others step every 2.5 s or more often, and so
 must be kept waiting for that long by the machine alone before one of them counts as lost."""
@@ -194,6 +198,11 @@ class Launched(Listening):
     def logged(self, rank: int) -> str:
         return self.logs[rank].read_text()
 
+    def last_words(self, rank: int) -> str:
+        """Why it has ended. Other threads may have logged behind that."""
+        lines = self.logged(rank).splitlines()
+        return [line for line in lines if line.startswith("stratakv: ")][-1]
+
     def all_logged(self) -> str:
         return "\n".join(f"rank {rank}: {self.logged(rank)}" for rank in range(len(self.logs)))
 
@@ -231,8 +240,44 @@ def _launched(words: list[str], log: Path, place: dict[str, str]) -> None:
     run_command(words, log)
 
 
-def run_command(words: list[str], log: Path) -> None:
-    """What a process of the fork server does that is ``stratakv`` with ``words``."""
+class Forked:
+    """A process of the fork server, with the verbs of ``subprocess.Popen``."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        process.start()
+        self._process, self.pid = process, process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        """Its exit code."""
+        self._process.join(PATIENCE_S)
+        assert self._process.exitcode is not None, f"{self.pid} has not ended"
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def forked(words: list[object], log: Path, inside: str | None = None) -> Forked:
+    """``stratakv`` with ``words``; what it prints goes to ``log`` too. ``inside``: a network
+    namespace."""
+    log.touch()
+    given = [*map(str, words)], log, inside
+    return Forked(fork_server().Process(target=run_command, args=given))
+
+
+def run_command(words: list[str], log: Path, inside: str | None = None) -> None:
+    """What a process of the fork server does that is ``stratakv`` with ``words``. A router holds
+    nobody for dead whom a crowded machine keeps waiting: that would be 502."""
+    if inside is not None:
+        with Path("/run/netns", inside).open("rb") as place:
+            assert ctypes.CDLL(None).setns(place.fileno(), CLONE_NEWNET) == 0
+    route.CONNECT_S, route_servers.PROBE = MINUTE_S, httpx.Timeout(MINUTE_S)
     with log.open("ab") as mine:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(mine.fileno(), stream.fileno())

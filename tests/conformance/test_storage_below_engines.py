@@ -18,6 +18,8 @@ from tests.fixtures import fake_sglang, fake_vllm
 from tests.storage_files import flip_payload
 from tests.unit.test_connect_vllm import Manager, checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_toolkit")
+
 
 class Adapted(StorageConformance):
     """A subclass has ``through``: an adapter over a URL, of a form."""

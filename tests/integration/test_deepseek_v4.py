@@ -29,17 +29,19 @@ from tests.fixtures.deepseek_v4 import (
     reference,
 )
 
-SEEDS = [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in (3, 4, 5))]
-"""The plain sizes, and drawn ones with and without what every other seed has."""
+LONG = pytest.mark.long
+SEEDS = [0, 1, *(pytest.param(seed, marks=LONG) for seed in (2, 3, 4, 5))]
+"""The plain sizes, and drawn ones with and, in `make test-long`, without what every other seed
+has."""
 AROUND = sorted({n + d for n in (4, 8, 128, 132, 256, 300) for d in (-1, 0, 1)} | {1, 2, 97})
 LENGTH = 301
 PAGED = [
-    *((seed, 128) for seed in (0, 1, 2)),
-    *(pytest.param(seed, 128, marks=pytest.mark.long) for seed in (3, 4, 5)),
-    (0, 256),
+    *((seed, 128) for seed in (0, 1)),
+    *(pytest.param(seed, 128, marks=LONG) for seed in (2, 3, 4, 5)),
+    pytest.param(0, 256, marks=LONG),
     (1, 256),
     (SHORT, 16),
-    (SHORT, 48),
+    pytest.param(SHORT, 48, marks=LONG),
     (NARROW, 16),
 ]
 
@@ -174,16 +176,16 @@ def test_open_blocks_matter_between_boundaries(name):
 
 def assert_matters(name, at):
     """Spoilt after ``at`` tokens, a buffer changes what is decoded from there on. Index keys only
-    choose: with one entry of them wrong most prompts choose alike, so there are four."""
-    changes = []
+    choose: with one entry of them wrong most prompts choose alike, so there are up to four."""
     for number in range(4):
         prompt, theirs = prompt_of(0, number, LENGTH), reference(0, number, LENGTH)
         host = V4Host(adopted())
         row, _ = host.feed(prompt[:at])
         spoil(host, name)
         mine = torch.cat([host.run((row, prompt[i : i + 1])) for i in range(at, LENGTH)])
-        changes.append(float((mine - theirs[at:]).abs().max() / theirs.abs().max()))
-    assert max(changes) > 1000 * TOLERANCE
+        if float((mine - theirs[at:]).abs().max() / theirs.abs().max()) > 1000 * TOLERANCE:
+            return
+    pytest.fail(f"nothing depends on {name}")
 
 
 def spoil(host, name):

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from stratakv.testing.patience import PATIENCE_S
-from tests.disagg_servers import BIN, FLAGS, Fleet, ready
+from tests.disagg_servers import FLAGS, Fleet, ready
 from tests.fixtures.models import tiny_model
 from tests.fixtures.servers import free_port
 from tests.fixtures.transports import mooncake_is_here, nixl_is_here
@@ -70,10 +70,9 @@ def test_two_hosts_behind_a_router_answer_as_one_server_does(transport, is_here,
 
         def server(host, *role):
             name, address = host
-            line = ("ip", "netns", "exec", name, str(BIN / "stratakv"), "serve", str(model))
-            where = ("--host", "0.0.0.0", "--advertise-host", address, "--port", str(PORT))
-            by = ("--transport", transport)
-            return fleet.start(PORT, *line, *FLAGS, *where, *by, *role, host=address)
+            where = ("--host", "0.0.0.0", "--advertise-host", address, "--transport", transport)
+            line = ("serve", str(model), *FLAGS, *where, *role)
+            return fleet.stratakv(PORT, *line, host=address, inside=name)
 
         prefill = server(prefills, "--role", "prefill", "--bootstrap-port", str(JOIN_PORT))
         decode = server(decodes, "--role", "decode")

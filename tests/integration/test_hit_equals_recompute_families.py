@@ -1,6 +1,6 @@
 """Hit == recompute for every family that the engine accepts: a short proof for each of them, the
-turns of a conversation for those that people run, every path and other page sizes for one family of
-each kind; in `make test-long` every path for all."""
+turns of a conversation for those that people run, every path for one family of each kind; in `make
+test-long` every path for all, and for one of each kind with larger pages."""
 
 import pytest
 
@@ -13,6 +13,8 @@ from tests.hit_cases import CHUNK, OUTPUT, PROMPT, lab, last_end, prompt, prove_
 KINDS = ("llama", "gemma3", "gpt_oss", "llama4", "deepseek_v3", "qwen3_next", "falcon_h1", "mamba")
 """Full, sliding, sliding with sinks, chunked, latent, state beside attention, both in one layer,
 and a state that only goes on token by token."""
+LARGE = ("gemma3", "qwen3_next")
+"""Kinds for which pages of 64 go through every path in `make test`; a short proof has them all."""
 LONG = (pytest.mark.long,)
 CASES = [
     *((family, 16) for family in exact()),
@@ -21,9 +23,9 @@ CASES = [
 
 
 def those(families):
-    """(family, page): in `make test` for ``families``, and pages of 64 for one of each kind."""
+    """(family, page): in `make test` for ``families``, and pages of 64 for two kinds."""
     small = (pytest.param(name, 16, marks=LONG * (name not in families)) for name in exact())
-    large = (pytest.param(name, 64, marks=LONG * (name == "mamba")) for name in KINDS)
+    large = (pytest.param(name, 64, marks=LONG * (name not in LARGE)) for name in KINDS)
     return pytest.mark.parametrize(("family", "page"), [*small, *large])
 
 

@@ -10,30 +10,27 @@ import sys
 import httpx
 import pytest
 
-from stratakv.testing.patience import PATIENCE_S
+from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.rank_processes import forked
 from tests.real_server import COMPLETIONS, SMALL_FLAGS, completion
 
-SERVE = (sys.executable, "-m", "stratakv", "serve")
 JSON = ("--log-format", "json")
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_all_that_a_server_says_is_an_object_a_line(directory, tmp_path, ranks):
-    errors = tmp_path / "errors"
-    command = [*SERVE, str(directory), "--port", "0", *SMALL_FLAGS, *JSON, "--tp", ranks]
-    with errors.open("w+") as log:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            url = _url(server, errors)
-            with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
-                body, headers = completion([5] * 40, 4), {"X-Request-Id": "mine"}
-                assert http.post(COMPLETIONS, json=body, headers=headers).status_code == 200
-        finally:
-            server.send_signal(signal.SIGTERM)
-            printed, _ = server.communicate(timeout=PATIENCE_S)
-    assert server.returncode == 0, errors.read_text()
-    assert printed == ""
-    lines = [json.loads(line) for line in errors.read_text().splitlines()]
+    said = tmp_path / "said"
+    server = forked(["serve", directory, "--port", "0", *SMALL_FLAGS, *JSON, "--tp", ranks], said)
+    try:
+        url = _url(server, said)
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
+            body, headers = completion([5] * 40, 4), {"X-Request-Id": "mine"}
+            assert http.post(COMPLETIONS, json=body, headers=headers).status_code == 200
+    finally:
+        server.send_signal(signal.SIGTERM)
+        code = server.wait()
+    assert code == 0, said.read_text()
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
     (memory,) = (line["memory"] for line in lines if "memory" in line)
     assert memory["device_bytes"] == sum(group["device_bytes"] for group in memory["groups"]) > 0
     (served,) = (line for line in lines if line.get("status") == 200)
@@ -42,12 +39,17 @@ def test_all_that_a_server_says_is_an_object_a_line(directory, tmp_path, ranks):
         assert line.keys() >= {"time", "level", "logger", "message"}
 
 
-def _url(server, errors):
+def _url(server, said):
     """Where it listens, once a line says so."""
-    while server.poll() is None:
-        if found := re.search(r'"url": "([^"]+)"', errors.read_text()):
-            return found[1]
-    raise AssertionError(errors.read_text())
+    found = []
+
+    def listens():
+        assert server.poll() is None, said.read_text()
+        found[:] = re.findall(r'"url": "([^"]+)"', said.read_text())
+        return bool(found)
+
+    wait_until(listens, "a server that listens")
+    return found[0]
 
 
 @pytest.mark.parametrize(
@@ -57,12 +59,11 @@ def _url(server, errors):
         (("--kv-events", "tcp://127.0.0.1:99999"), "--kv-events"),
     ],
 )
-def test_why_a_server_does_not_start_is_an_object_too(directory, flags, named):
-    done = _ran([*SERVE, str(directory), *JSON, *flags])
-    assert (done.returncode, done.stdout) == (2, "")
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert lines[-1]["level"] == "error"
-    assert named in lines[-1]["message"]
+def test_why_a_server_does_not_start_is_an_object_too(directory, tmp_path, flags, named):
+    said = tmp_path / "said"
+    assert forked(["serve", directory, *JSON, *flags], said).wait() == 2
+    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    assert any(line["level"] == "error" and named in line["message"] for line in lines), lines
 
 
 def test_so_is_what_python_warns_of_and_dies_of():

@@ -20,7 +20,15 @@ from stratakv.testing.patience import PATIENCE_S, wait_until
 from tests.fixtures.models import random_prompt, tiny_model
 from tests.fixtures.servers import free_port
 from tests.parallel_models import build
-from tests.rank_processes import FLAGS, SILENCE_S, Ranked, launched, started, streaming
+from tests.rank_processes import (
+    FLAGS,
+    SILENCE_S,
+    Listening,
+    Ranked,
+    launched,
+    started,
+    streaming,
+)
 from tests.serving import train_tokenizer
 
 PROMPTS = [random_prompt(seed, 100) for seed in range(3)]
@@ -65,7 +73,7 @@ def story(model, tmp_path_factory) -> Story:
     store.mkdir()
     with ExitStack() as both:
         two = both.enter_context(started(serve(model, 2, *in_store(store)), folder / "two"))
-        one = both.enter_context(started(serve(model, 1), folder / "one"))
+        one = both.enter_context(launched([serve(model, 1)], folder))
         two.listen()
         one.listen()
         alone = [one.ask(prompt)[0] for prompt in PROMPTS]
@@ -81,7 +89,7 @@ def story(model, tmp_path_factory) -> Story:
     return Story(store, alone, ranked, "".join(two.before), code, log, fsck(store), scores)
 
 
-def _scores(server: Ranked) -> list[float]:
+def _scores(server: Listening) -> list[float]:
     """Log-probabilities of the tokens of a prompt that is cached."""
     asked = {"prompt": PROMPTS[0], "echo": True, "logprobs": 1, "max_tokens": 0}
     answer = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=PATIENCE_S).json()

@@ -5,8 +5,6 @@ serves, whether the first one ended well or was killed; and it is told in ``usag
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import pytest
 
 from stratakv.storage.file.fsck import fsck
 from stratakv.testing.patience import PATIENCE_S, wait_until
+from tests.rank_processes import Launched, launched
 
 PAGE = 16
 FLAGS = (
@@ -28,12 +27,11 @@ FLAGS = (
 PROMPTS = [[(seed * 7919 + i * i * 31 + i) % 400 for i in range(200)] for seed in range(3)]
 UNSEEN = PROMPTS[0][::-1]
 END = 192
-"""A machine that does other things too is slow to end a process."""
 
 
 @dataclass
 class Serving:
-    process: subprocess.Popen
+    server: Launched
     http: httpx.Client
 
     def ask(self, prompt: list[int], **extra: str) -> tuple[str, dict]:
@@ -51,6 +49,11 @@ class Serving:
         whole = answer.json()
         return whole["choices"][0]["message"], whole["usage"]
 
+    def ends(self, number: int) -> int:
+        """Its exit code after that signal."""
+        os.kill(self.server.processes[0].pid, number)
+        return self.server.ends(0)
+
     def stored(self) -> bool:
         """Whether nothing is on its way to be written any more."""
         found = self.http.get("/cache/storage").json()
@@ -58,29 +61,13 @@ class Serving:
 
 
 @contextmanager
-def serving(model: Path, store: Path, log: Path) -> Iterator[Serving]:
-    command = [Path(sys.executable).with_name("stratakv"), "serve", model, *FLAGS]
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [*command, "--storage", f"file://{store}?quota=32MiB", "--admin-key", "k"],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if found := re.fullmatch(r"stratakv: listening on (http://\S+)\n", line):
-                headers = {"Authorization": "Bearer k"}
-                with httpx.Client(base_url=found[1], timeout=PATIENCE_S, headers=headers) as http:
-                    yield Serving(process, http)
-                break
-        else:
-            pytest.fail(f"no server: {log.read_text()}")
-    finally:
-        process.kill()
-        process.communicate()
+def serving(model: Path, store: Path, folder: Path) -> Iterator[Serving]:
+    folder.mkdir()
+    more = ("--storage", f"file://{store}?quota=32MiB", "--admin-key", "k")
+    with launched([["serve", model, *FLAGS, *more]], folder) as server:
+        url, headers = server.listen().url, {"Authorization": "Bearer k"}
+        with httpx.Client(base_url=url, timeout=PATIENCE_S, headers=headers) as http:
+            yield Serving(server, http)
 
 
 def nothing_cached(details: dict) -> bool:
@@ -99,23 +86,22 @@ def from_storage(details: dict, tokens: int) -> bool:
     "ended_by", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
 def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, directory, tmp_path):
-    store, log = tmp_path / "store", tmp_path / "log"
+    store = tmp_path / "store"
     store.mkdir()
     system = {"role": "system", "content": "Answer in rhymes, and never in prose. " * 6}
     chat = [system, {"role": "user", "content": "What is a cache?"}]
 
-    with serving(directory, store, log) as first:
+    with serving(directory, store, tmp_path / "first") as first:
         answers = [first.ask(prompt) for prompt in PROMPTS]
         assert all(nothing_cached(details) for _, details in answers)
         reply, _ = first.turn(chat)
         if ended_by == signal.SIGKILL:  # a server that ends well stores all by itself
             wait_until(first.stored)
-        first.process.send_signal(ended_by)
-        assert first.process.wait(PATIENCE_S) == (-ended_by if ended_by == signal.SIGKILL else 0)
+        assert first.ends(ended_by) == (-ended_by if ended_by == signal.SIGKILL else 0)
     assert fsck(store).clean
 
     chat += [reply, {"role": "user", "content": "And of what use is it to me?"}]
-    with serving(directory, store, log) as second:
+    with serving(directory, store, tmp_path / "second") as second:
         for prompt, (text, _) in zip(PROMPTS, answers, strict=True):
             again, details = second.ask(prompt)
             assert again == text
@@ -139,7 +125,6 @@ def test_a_server_goes_on_from_what_the_last_one_stored(ended_by, directory, tmp
         assert found["hits"] + sum(figures["lost_tokens"].values()) == found["found"]
         metrics = second.http.get("/metrics").text
         assert re.search(r'stratakv_\w*cached\w*\{[^}]*tier="storage"[^}]*\} [1-9]', metrics)
-        second.process.send_signal(signal.SIGINT)
-        assert second.process.wait(PATIENCE_S) == 0, log.read_text()
-    assert "Traceback" not in log.read_text()
+        assert second.ends(signal.SIGINT) == 0, second.server.all_logged()
+    assert "Traceback" not in first.server.all_logged() + second.server.all_logged()
     assert fsck(store).clean

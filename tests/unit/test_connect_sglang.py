@@ -23,6 +23,7 @@ from tests.fixtures.fake_sglang import (
 )
 from tests.unit.test_connect_vllm import checkpoint, native_code
 
+pytestmark = pytest.mark.usefixtures("no_toolkit")
 KEYS = [f"{number:064x}" for number in range(6)]
 TRAILING, ALL = PoolHitPolicy.TRAILING_PAGES, PoolHitPolicy.ALL_PAGES
 

@@ -29,6 +29,7 @@ from tests.fixtures.fake_vllm import (
 )
 from tests.unit.test_connect_installed_code import Package
 
+pytestmark = pytest.mark.usefixtures("no_toolkit")
 KEYS = [make_offload_key(bytes([at]) * 32, group) for at in range(3) for group in (0, 1)]
 
 
@@ -56,6 +57,8 @@ def native_code(monkeypatch, directory, where):
     """A library or a compiler that is found by the variable that ``where`` begins with, beside what
     it was."""
     where, _, program = where.partition(" ")
+    if program == "nvcc":
+        monkeypatch.delenv("CUDA_HOME", raising=False)  # it would come first
     file = directory / "bin" / (program or "libm.so")
     file.parent.mkdir()
     file.write_text("one")

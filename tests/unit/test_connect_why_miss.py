@@ -16,6 +16,7 @@ from tests.fixtures import fake_sglang, fake_vllm
 from tests.fixtures.fake_vllm import make_offload_key
 from tests.unit.test_connect_vllm import Manager, checkpoint
 
+pytestmark = pytest.mark.usefixtures("no_toolkit")
 PROMPT = list(range(100))
 WINDOW = "SlidingWindowSpec(sliding_window=64)"
 
