@@ -368,7 +368,7 @@ def token_engine(
         adapters=SimpleNamespace(digests=digests or {}),
     )
 
-    def made(_model, spec, pools, tables, _kernels) -> Runner:
+    def made(_model, spec, pools, tables, _kernels, _host_rows) -> Runner:
         return make_runner(spec, pools, tables)
 
     sizes = Sizes.of(spec, device, host, config.max_model_len or model.max_positions)
