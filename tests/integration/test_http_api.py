@@ -410,9 +410,9 @@ def test_flush_is_refused_while_busy(http, live):
     with ThreadPoolExecutor(1) as pool:
         running_one = pool.submit(http.post, "/v1/completions", json={"prompt": FOX})
         wait_until(lambda: live.engine.requests)
+        live.engine.batch = 0  # nothing advances, so that the request is still there
         flushing = threading.Timer(0.05, live.engine.gate.set)
         flushing.start()
-        live.engine.batch = 0  # nothing advances, so that the request is still there
         assert (
             error_of(httpx.post(f"{live.url}/flush_cache", timeout=PATIENCE_S), 409)["code"]
             == "busy"

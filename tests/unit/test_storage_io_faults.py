@@ -25,6 +25,7 @@ from stratakv.storage.io_jobs import (
     Touched,
     kind_of,
 )
+from stratakv.storage.io_lane import IoLane
 from stratakv.storage.io_worker import Backends, IoLimits, IoWorker, thread_for
 from stratakv.storage.memory import MemoryBackend
 from stratakv.testing.patience import PATIENCE_S, wait_until
@@ -205,14 +206,20 @@ def test_a_dead_thread_is_loud(made, clock):
 # -- the end -------------------------------------------------------------------------------------
 
 
-def test_close_finishes_writes_and_cancels_reads(made):
+def test_close_finishes_writes_and_cancels_reads(made, monkeypatch):
     reading, writing = Gate("read"), Gate("write")
+    close = IoLane.close
+
+    def closing(lane, cancelled):
+        close(lane, cancelled)
+        reading.let("read")
+        writing.let("write", 3)
+
     worker = made(reading, writing, batch_pages=1)
     worker.submit(Store(keys_of(3), buffers(3)))
     worker.submit(Fetch(keys_of(3), buffers(3)))
     reading.wait_entered()
-    threading.Timer(0.05, writing.let, ["write", 3]).start()
-    threading.Timer(0.05, reading.let, ["read"]).start()
+    monkeypatch.setattr(IoLane, "close", closing)  # nobody goes on before that
     assert worker.close(PATIENCE_S)
     assert answer(worker, Kind.STORE).statuses == [WriteStatus.STORED] * 3
     fetched = answer(worker, Kind.FETCH)
