@@ -64,7 +64,7 @@ def _bench(name: str) -> Part:
 
 PARTS: Final = (
     *(_tests("kernels", dtype) for dtype in ("TestFloat32", "TestBfloat16", "TestFloat16")),
-    *map(_tests, ("transfer", "hits", "offload")),
+    *map(_tests, ("transfer", "graphs", "hits", "offload")),
     *map(_bench, ("transfer", "sparse", "serve")),
 )
 

@@ -40,6 +40,7 @@ from stratakv.testing.fleet import runner
 from stratakv.transfer.copier import Copier
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 from stratakv.tree.nodes import TIERS, Tier
+from tests.fixtures.models import random_prompt
 
 
 class PoisoningAllocator(PageAllocator):
@@ -174,6 +175,13 @@ def greedy(
     )
 
 
+def asked_of_lengths(name: str, count: int, new_tokens: int) -> list[Prompt]:
+    """Prompts whose answers end one after the other, with log-probabilities."""
+    prompts = [random_prompt(seed, 20 + 9 * seed) for seed in range(count)]
+    made = [greedy(f"{name} {at}", one, new_tokens + 2 * at) for at, one in enumerate(prompts)]
+    return [replace(one, sampling=replace(one.sampling, logprobs=1)) for one in made]
+
+
 def run(parts: EngineParts, *prompts: Prompt) -> dict[str, list[Output]]:
     """Serve ``prompts`` together to their ends; the outputs of each, in order."""
     out: dict[str, list[Output]] = {prompt.id: [] for prompt in prompts}
@@ -195,6 +203,11 @@ def drain(parts: EngineParts) -> list[Output]:
 
 def tokens_of(outputs: Sequence[Output]) -> list[int]:
     return [output.token for output in outputs if output.token is not None]
+
+
+def logprobs_of(outputs: Sequence[Output]) -> list[float]:
+    """Of the tokens that were chosen."""
+    return [output.logprob.chosen for output in outputs if output.logprob is not None]
 
 
 def ended(outputs: Sequence[Output]) -> FinishReason | None:

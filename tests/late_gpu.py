@@ -1,4 +1,6 @@
-"""A ``Device`` as ``--device cuda`` makes it, over a driver that is late at random."""
+"""A ``Device`` as ``--device cuda`` assembles it, on a machine without a GPU: but for the driver,
+which is late at random, the place, and who records graphs.
+"""
 
 from dataclasses import replace
 from itertools import count
@@ -7,6 +9,7 @@ import torch
 
 from stratakv.assembly.cuda import Gpu, device_over
 from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.graph_choice import GraphOptions
 from stratakv.engine.thread_executor import MirroredRunner
 from stratakv.transfer.cuda import PinOptions
 from tests.fake_cuda import BOTH_WAYS, FakeCuda
@@ -30,8 +33,9 @@ def dense(model):
     return DenseKernels(model.device, model.module.dtype)
 
 
-def late_gpu(seed=0, kernels=dense):
-    """As ``--device cuda``, but for the driver, the place and the kernels."""
+def late_gpu(seed=0, kernels=dense, graphs=None, max_bs=None):
+    """The device and its driver. ``graphs``: makes who records decode steps; None: nobody does.
+    What is not recorded attends by ``kernels``; torch's, for Triton's interpreter is slow."""
     made, seeds = FakeCuda(seed, device=None), count()
 
     def gpu():
@@ -42,9 +46,10 @@ def late_gpu(seed=0, kernels=dense):
             free=lambda: 1 << 30,
             idle=lambda: next(seeds),
             pinned=PinOptions(chunk_bytes=1 << 16),
+            graphs=graphs,
         )
 
-    device = device_over(gpu, AT)
+    device = device_over(gpu, AT, GraphOptions(max_bs=max_bs))
 
     def transfer(spec, pools, arenas):
         made.arenas += [(arena.bytes.ctypes.data, arena.size_bytes) for arena in arenas]

@@ -19,6 +19,7 @@ from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
 from stratakv.testing.specs import small_spec
 from tests.engines import greedy, run, tokens_of
 from tests.fake_cuda import FakeCuda
+from tests.fake_graphs import FakeGraphs
 from tests.fixtures.models import (
     model_to_give_away,
     random_prompt,
@@ -51,6 +52,15 @@ class TestAGpu(HitEqualsRecompute):
         suite.driver.close()
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")
+class TestAGpuThatReplaysDecodeSteps(TestAGpu):
+    def device(self):
+        self.graphs = FakeGraphs()
+        device, self.driver = late_gpu(graphs=lambda: self.graphs, max_bs=2)
+        return device
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v4"])
 def test_settings_become_an_engine_on_it(family):
     """A share of what is free beside the model; batches, states and live pages."""
@@ -77,11 +87,12 @@ def test_pools_that_do_not_fit_are_refused_with_figures(monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    spec = small_spec([], page_tokens=4)
+    spec, there = small_spec([], page_tokens=4), torch.device("cuda", 1)
+    here = Gpu(at=there, driver=None, trials=full, free=lambda: 4096, idle=full)
     monkeypatch.setattr(cuda, "TensorPools", full)
     message = r"^--device-memory: the tier takes .* of cuda:1, and 4 KiB are free; allowed is less"
     with pytest.raises(ConfigError, match=message):
-        pools_on(torch.device("cuda", 1), spec, [3], lambda: 4096)
+        pools_on(here, spec, [3])
 
 
 def test_pools_that_leave_no_room_to_try_copies_are_refused_with_figures():

@@ -11,11 +11,13 @@ PLAN = """--cache --chat-tokens --chunk-tokens --config --device --device-memory
     --snapshot-tokens --step-tokens --tp"""
 SERVE = """--admin-key --advertise-host --allowed-origins --api-key --api-key-file
     --approximate-pages
-    --bootstrap-port --cache --chat-tokens --chunk-tokens --config --default-max-tokens
-    --device --device-buffer-size --device-memory --drain-s --dtype --eviction --help --host
+    --bootstrap-port --cache --chat-tokens --chunk-tokens --config --cuda-graph-max-bs
+    --default-max-tokens --device --device-buffer-size --device-memory --disable-cuda-graph
+    --drain-s --dtype --eviction --help --host
     --host-memory --host-ratio --kv-cache-metrics --kv-events --kv-events-replay --kv-events-topic
     --limit-concurrency --load-back-budget --load-back-threshold --log-format --log-level
-    --lora --max-model-len --max-running --max-waiting --no-kv-cache-metrics
+    --lora --max-model-len --max-running --max-waiting --no-disable-cuda-graph
+    --no-kv-cache-metrics
     --no-sparse-offload --otlp-traces-endpoint --page-tokens --peer-tp --port --prefetch-policy
     --prefill-hosts --prefetch-share --prefetch-threshold --prefetch-timeout
     --prefetch-timeout-per-1k --reserve-tokens --role --served-model-name --snapshot-tokens

@@ -54,6 +54,7 @@ CALLS: Final[dict[str, str]] = {
 """Who calls a private verb, or any verb of a private part."""
 READS: Final[dict[str, int]] = {
     "tests/conformance/test_cpu_transfer.py": 2,
+    "tests/fake_graphs.py": 6,
     "tests/fleet_faults.py": 2,
     "tests/pair_faults.py": 2,
     "tests/integration/test_disagg_ranks.py": 1,

@@ -8,21 +8,27 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from stratakv.assembly.device import Device, mirrored_runner
+from stratakv.assembly.graphs import capture_on, is_recordable, replaying, runs_eagerly
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes
 from stratakv.engine.cuda_driver import TorchCuda, trial_memory
+from stratakv.engine.cuda_graphs import TorchGraphs
 from stratakv.engine.executor import Executor, Runner, TokenSource
+from stratakv.engine.graph_choice import GraphOptions
+from stratakv.engine.graph_runner import GraphRunner, Graphs
 from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.runner import ModelRunner
 from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
-from stratakv.engine.torch_pools import TensorPools
+from stratakv.engine.torch_pools import LayerTensors, TensorPools
 from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget import device_bytes
 from stratakv.spec.groups import CacheSpec
@@ -36,11 +42,14 @@ from stratakv.transfer.pinning import Pinning
 
 log = logging.getLogger(__name__)
 
+GRAPHS: Final = GraphOptions()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gpu:
     """One GPU as an engine needs it. ``trials``: how its copies go best, asked once its pools are
-    there; ``free``: bytes of its memory; ``idle``: returns when all that it was given is done."""
+    there; ``free``: bytes of its memory; ``idle``: returns when all that it was given is done.
+    ``graphs``: what records decode steps, for one engine; None: none is recorded."""
 
     at: torch.device
     driver: CudaDriver[Any]
@@ -48,9 +57,10 @@ class Gpu:
     free: Callable[[], int]
     idle: Callable[[], None]
     pinned: PinOptions = ANY_CPU
+    graphs: Callable[[], Graphs] | None = None
 
 
-def cuda_device(index: int) -> Device[TensorPools]:
+def cuda_device(index: int, options: GraphOptions = GRAPHS) -> Device[TensorPools]:
     """The GPU ``index`` of this process; what it computes with is made when an engine is."""
     at = torch.device("cuda", index)
     driver = cache(lambda: TorchCuda(at))
@@ -64,16 +74,37 @@ def cuda_device(index: int) -> Device[TensorPools]:
             free=here.free_bytes,
             idle=lambda: torch.cuda.synchronize(at),
             pinned=PinOptions(near_cpus(here.library.pci(), own_cpus())),
+            graphs=(lambda: TorchGraphs(at)) if options.enabled else None,
         )
 
-    return device_over(gpu, at)
+    return device_over(gpu, at, options)
 
 
-def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]:
+def device_over(
+    gpu: Callable[[], Gpu], at: torch.device, options: GraphOptions = GRAPHS
+) -> Device[TensorPools]:
     """A ``Device`` for engines one after the other; ``gpu`` is asked when one is made, or when
     somebody wants to know how much is free."""
     streams: list[CudaStreams[Any]] = []
     pinnings: list[Pinning] = []
+    recorders: list[GraphRunner] = []
+
+    def runner(
+        model: HuggingFaceModel,
+        spec: CacheSpec,
+        pools: LayerTensors,
+        tables: BlockTable,
+        kernels: AttentionKernels,
+        host: HostRows | None = None,
+    ) -> MirroredRunner:
+        recorders.clear()
+        if (made := gpu().graphs) is None or runs_eagerly(model, spec):
+            return mirrored_runner(model, spec, pools, tables, kernels, host)
+        assert isinstance(pools, TensorPools), "pools without a page for what pads a step"
+        mirror = BlockTable(len(spec.groups), tables.rows + 1, tables.max_pages)
+        eager = ModelRunner(model, spec, pools, mirror, kernels)
+        recorders.append(replaying(eager, spec, pools, mirror, made(), options))
+        return MirroredRunner(tables, mirror, recorders[0])
 
     def transfer(
         spec: CacheSpec, pools: TensorPools, arenas: Sequence[HostArena]
@@ -92,13 +123,15 @@ def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]
     def executor(runner: Runner, tokens: TokenSource) -> Executor:
         assert isinstance(runner, MirroredRunner), "a step needs its own copy of the block table"
         gpu().idle()  # weights came by another stream
+        while recorders:  # nobody here keeps an engine's memory
+            capture_on(at, recorders.pop(), gpu().free)
         return ThreadExecutor(runner, tokens, streams[0].compute)
 
     return Device(
-        pools=lambda spec, pages: pools_on(at, spec, pages, gpu().free),
+        pools=lambda spec, pages: pools_on(gpu(), spec, pages),
         transfer=transfer,
         kernels=_kernels,
-        runner=mirrored_runner,
+        runner=runner,
         host_rows=host_rows,
         executor=executor,
         steps_at_once=ThreadExecutor.depth,
@@ -107,18 +140,17 @@ def device_over(gpu: Callable[[], Gpu], at: torch.device) -> Device[TensorPools]
     )
 
 
-def pools_on(
-    at: torch.device, spec: CacheSpec, pages: Sequence[int], free: Callable[[], int]
-) -> TensorPools:
-    """ConfigError where they do not fit, which nobody can be sure of before: others may use the
-    GPU too."""
+def pools_on(gpu: Gpu, spec: CacheSpec, pages: Sequence[int]) -> TensorPools:
+    """With a page more of each group, where steps may be recorded. ConfigError where they do not
+    fit, which nobody can be sure of before: others may use the GPU too."""
+    padding = int(gpu.graphs is not None and is_recordable(spec))
     try:
-        return TensorPools(spec, pages, at)
+        return TensorPools(spec, pages, gpu.at, padding)
     except torch.OutOfMemoryError as error:
         wanted = format_bytes(device_bytes(spec, pages))
         raise ConfigError(
-            f"--device-memory: the tier takes {wanted} of {at}, and {format_bytes(free())} are "
-            "free; allowed is less, or a GPU that nobody else uses"
+            f"--device-memory: the tier takes {wanted} of {gpu.at}, and {format_bytes(gpu.free())} "
+            "are free; allowed is less, or a GPU that nobody else uses"
         ) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from stratakv.assembly.device import CPU, Device
 from stratakv.core.config import EngineConfig
 from stratakv.engine.cuda_facts import own_gpu
+from stratakv.engine.graph_choice import GraphOptions
 
 
 def device_of(config: EngineConfig) -> Device[Any]:
@@ -19,4 +20,5 @@ def device_of(config: EngineConfig) -> Device[Any]:
     index = own_gpu(os.environ)
     from stratakv.assembly.cuda import cuda_device  # noqa: PLC0415 - only a GPU needs Triton
 
-    return cuda_device(index)
+    options = GraphOptions(not config.disable_cuda_graph, config.cuda_graph_max_bs)
+    return cuda_device(index, options)

@@ -1,8 +1,8 @@
 """``stratakv bench serve --device cuda``: a model of 8B's shape, random, on a GPU.
 
 Owns the measurement: the first token of a long prompt that is computed, found on the device and
-loaded from the host, and decoding beside transformers with its fastest attention. Directly on the
-engine, without HTTP.
+loaded from the host, decoding beside transformers with its fastest attention and beside a device
+that replays no CUDA graphs. Directly on the engine, without HTTP.
 """
 
 import time
@@ -31,6 +31,8 @@ HIT_TARGET: Final = 0.1
 """A host hit to a recompute, at most."""
 DECODE_TARGET: Final = 3.0
 """Tokens a second to transformers', at least."""
+GRAPH_TARGET: Final = 1.0
+"""Tokens a second to those without CUDA graphs, at least."""
 TRAFFIC_TARGET: Final = 1.05
 """A decode step beside copies to one without, at most."""
 ROUNDS: Final = 3
@@ -82,7 +84,8 @@ EIGHT_B: Final = GpuShape()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuServeFigures:
     """Medians, but for the recompute, which is one. ``*_ratio`` of a hit: to the recompute; of
-    decoding: to transformers' tokens a second; of traffic: a decode step beside copies both ways
+    decoding: to transformers' tokens a second; of graphs: to those of an engine without CUDA
+    graphs; of traffic: a decode step beside copies both ways
     to one without."""
 
     recompute_ms: float
@@ -91,16 +94,18 @@ class GpuServeFigures:
     decode_tok_s: float
     transformers_tok_s: float
     decode_ratio: float
+    graph_ratio: float
     traffic_ratio: float
 
 
-def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
-    """Measure, and print the figures; minutes on a GPU."""
+def run_on(device: Device[Any], eager: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
+    """Measure, and print the figures; minutes on a GPU. ``eager``: the same device, that replays no
+    CUDA graphs."""
     print(f"llama of {shape.layers} layers x {shape.hidden}, {shape.dtype}, random, on {device.at}")
     theirs_s = _transformers_s(_module(device.at, shape), shape)
     model = wrap(_module(device.at, shape))
     laps = _first_tokens(device, model, shape)
-    ours_s = _decode_s(device, model, shape)
+    ours_s, eager_s = (_decode_s(one, model, shape) for one in (device, eager))
     recompute_s, output = laps.median_s("recompute"), shape.batch * shape.new_tokens
     found = GpuServeFigures(
         recompute_ms=recompute_s * 1000,
@@ -109,6 +114,7 @@ def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
         decode_tok_s=output / ours_s,
         transformers_tok_s=output / theirs_s,
         decode_ratio=theirs_s / ours_s,
+        graph_ratio=eager_s / ours_s,
         traffic_ratio=_beside_traffic(device, model, shape),
     )
     print(
@@ -119,7 +125,8 @@ def run_on(device: Device[Any], shape: GpuShape = EIGHT_B) -> dict[str, object]:
     print(
         f"{shape.batch} x {shape.new_tokens} tokens: {found.decode_tok_s:.0f} a second, "
         f"transformers {found.transformers_tok_s:.0f}: {found.decode_ratio:.2f} (at least "
-        f"{DECODE_TARGET})"
+        f"{DECODE_TARGET}), without CUDA graphs {output / eager_s:.0f}: {found.graph_ratio:.2f} "
+        f"(at least {GRAPH_TARGET})"
     )
     print(f"a step beside copies: {found.traffic_ratio:.3f} (at most {TRAFFIC_TARGET})")
     return {"device": str(device.at), **asdict(found)}

@@ -59,7 +59,8 @@ def run(*, trace: str | None, model: str | None, device: str = "cpu") -> dict[st
         for flag, given in (("--trace", trace), ("--model", model)):
             if given is not None:
                 raise ConfigError(f"{flag}: allowed with --device cpu")
-        return run_on(device_of(EngineConfig(device=device)))
+        eager = EngineConfig(device=device, disable_cuda_graph=True)
+        return run_on(device_of(EngineConfig(device=device)), device_of(eager))
     report: _Report = {"modes": [], "baselines": [], "first_tokens": []}
     work = _PLAY_S * len(TIERS) + sum(map(work_s, BASELINES)) + _FIRST_TOKEN_S * len(FIRST_TOKENS)
     progress = Countdown(work)

@@ -1,7 +1,5 @@
 """Every setting of a server, validated once. Owns names and defaults; must not allocate or read the
-environment.
-
-The flag of a field is its name with dashes. Sizes are strings with units until ``spec.budget``.
+environment. A field's flag is its name with dashes; sizes are strings until ``spec.budget``.
 """
 
 from dataclasses import dataclass
@@ -38,6 +36,7 @@ from stratakv.core.device_memory import DEFAULTS, DeviceMemory, device_memory_of
 from stratakv.core.errors import ConfigError
 from stratakv.core.logs import FORMATS, LEVELS
 from stratakv.core.server_checks import (
+    check_graphs,
     check_kv_events,
     check_origins,
     check_role,
@@ -101,6 +100,8 @@ class EngineConfig:
     device_buffer_size: int | None = None
     approximate_pages: int | None = None
     kv_cache_metrics: bool = False
+    cuda_graph_max_bs: int | None = None
+    disable_cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         least_one = (
@@ -122,6 +123,7 @@ class EngineConfig:
         self._check_storage()
         self._check_ranks()
         self._check_offload()
+        check_graphs(self)
         if self.step_tokens <= self.max_running:
             raise ConfigError(
                 f"--step-tokens {self.step_tokens}: allowed is more than --max-running "

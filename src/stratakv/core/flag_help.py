@@ -114,6 +114,9 @@ HELP: Final = {
     "approximate_pages": "of --sparse-offload, APPROXIMATE: a model without an indexer (Llama and "
     "the like) sees so many pages of its context in each step, chosen by bounds of their keys, and "
     "its answers are not quite its own; default: such a model is refused",
+    "cuda_graph_max_bs": "of --device cuda: decode steps of up to so many requests are replayed as "
+    "CUDA graphs, larger ones run eagerly; default: --max-running, 256 at most",
+    "disable_cuda_graph": "of --device cuda: run every step eagerly",
     "kv_cache_metrics": "measure how long cached pages stay, how long they are idle before they "
     "leave, and the gap between two uses; a few microseconds a request",
     "model": "a directory with config.json and safetensors; of serve also a name on the Hugging "

@@ -61,6 +61,25 @@ def check_role(config: "ServerConfig") -> None:
         )
 
 
+def check_graphs(config: "EngineConfig") -> None:
+    check_count("--cuda-graph-max-bs", config.cuda_graph_max_bs)
+    for flag, used in (
+        ("--cuda-graph-max-bs", config.cuda_graph_max_bs is not None),
+        ("--disable-cuda-graph", config.disable_cuda_graph),
+    ):
+        if used and config.device != "cuda":
+            raise ConfigError(f"{flag}: allowed with --device cuda")
+        if used and config.tp > 1:
+            raise ConfigError(f"{flag}: allowed with --tp 1; steps of --tp {config.tp} run eagerly")
+    most = config.cuda_graph_max_bs
+    if most is not None and config.disable_cuda_graph:
+        raise ConfigError("--cuda-graph-max-bs: allowed without --disable-cuda-graph")
+    if most is not None and most > config.max_running:
+        raise ConfigError(
+            f"--cuda-graph-max-bs {most}: allowed is --max-running {config.max_running} at most"
+        )
+
+
 def _is_host(host: str) -> bool:
     if ":" not in host:
         return host.isprintable() and bool(host) and not set(host) & set("/@?#[], ")

@@ -4,7 +4,6 @@ Owns the way from ``StepBatch`` to logits. Must not allocate pages or choose tok
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +11,14 @@ import torch
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import NONE, GroupId, LayerId, PageIds
-from stratakv.engine.attention import STEP, PagedStep, TokenPages
+from stratakv.engine.attention import TokenPages
 from stratakv.engine.batch import Int32s, StepBatch
 from stratakv.engine.forward import Forward
-from stratakv.engine.hf_cache import PagedCache
 from stratakv.engine.kernels import AttentionGroup, AttentionKernels
-from stratakv.engine.last_hidden import LastHidden
 from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.model_call import CallInputs, ModelCall
 from stratakv.engine.paged_layer import KeyBounds, LatentPages, LayerPages, Scratch
-from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
+from stratakv.engine.state_layer import StateBuffer, StatePages, StateRows
 from stratakv.engine.step_calls import (
     ForwardCall,
     Places,
@@ -58,27 +56,15 @@ class ModelRunner:
     ) -> None:
         if reason := refusal(spec):
             raise ConfigError(f"MODEL: it cannot be run: {reason}")
-        self._module = model.module
-        self._hidden = LastHidden(model.module)
         self._adapters = model.adapters
-        self._cache_keyword = model.cache_keyword
         self._device = model.device
         self._tables = tables
-        self._layers = token_pages(spec, pools, model.config)
-        self._states = state_pages(spec, pools)
+        states = state_pages(spec, pools)
+        self.call = ModelCall(model, token_pages(spec, pools, model.config), states, kernels)
         self._kernels = kernels
-        self._groups = [
-            AttentionGroup(
-                id=group.id,
-                rule=group.retention,
-                page_tokens=spec.page_tokens,
-                layer_bytes=group.buffers[0].layer_bytes,
-            )
-            for group in spec.groups
-            if group.buffers and not group.stateful
-        ]
-        self._stateful = tuple({pages.group: None for pages in self._states.values()})
-        self._split = _split_of(model.config) if self._states else packed
+        self.groups = attention_groups(spec)
+        self.stateful = tuple({pages.group: None for pages in states.values()})
+        self._split = _split_of(model.config) if states else packed
         self._scratch = Scratch()
 
     @torch.inference_mode()
@@ -112,36 +98,26 @@ class ModelRunner:
     def _run(self, call: ForwardCall, adapters: Int32s | None) -> Forward:
         """Of the call's requests, in order."""
         batch, shape = call.batch, StepShape.of(call.batch)
-        positions = on_device(shape.positions, self._device)
-        step = PagedStep(
-            layers=self._layers,
-            groups={
-                group.id: self._kernels.plan(group, shape, self._tables.pages(group.id))
-                for group in self._groups
-            },
-            positions=positions,
-            gate=batch.gate,
-            kernels=self._kernels,
-        )
-        rows = {group: self._state_rows(group, call) for group in self._stateful}
-        states = OpenStates(self._states, rows, batch.gate, self._scratch)
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         # Chunks that lie side by side end in one column; the rows that nobody wants go later.
         width = len(shape.positions) // call.height
         kept = lasts if call.height == 1 else np.full(min(len(lasts), 1), width - 1)
         if batch.scored is not None:
             kept = np.arange(width) if call.height > 1 else _with(lasts, batch.scored)
-        with self._adapters.applied(adapters), self._hidden.kept():
-            logits = self._module(
-                input_ids=on_device(batch.tokens, self._device).view(call.height, -1).long(),
-                position_ids=positions.view(call.height, -1),
-                use_cache=True,
-                logits_to_keep=on_device(kept, self._device),
-                **{self._cache_keyword: PagedCache(step, states), STEP: step},
-            ).logits
-        states.close()
-        found, scored = cast("torch.Tensor", logits).flatten(0, 1), None
-        hidden = self._hidden.take(len(batch.tokens))
+        inputs = CallInputs(
+            tokens=on_device(batch.tokens, self._device),
+            positions=on_device(shape.positions, self._device),
+            kept=on_device(kept, self._device),
+            height=call.height,
+            groups={
+                group.id: self._kernels.plan(group, shape, self._tables.pages(group.id))
+                for group in self.groups
+            },
+            states={group: self._state_rows(group, call) for group in self.stateful},
+        )
+        with self._adapters.applied(adapters):
+            outputs = self.call(inputs, self._scratch, batch.gate)
+        found, hidden, scored = outputs.logits, outputs.hidden, None
         if batch.scored is not None:
             at = np.arange(len(batch.tokens)) if call.height > 1 else kept
             scored = found[torch.from_numpy(batch.scored[at]).to(self._device)]
@@ -171,6 +147,20 @@ def _with(lasts: Places, scored: npt.NDArray[np.bool_]) -> Places:
     marks = scored.copy()
     marks[lasts] = True
     return np.flatnonzero(marks)
+
+
+def attention_groups(spec: CacheSpec) -> list[AttentionGroup]:
+    """Those that keep something of every token."""
+    return [
+        AttentionGroup(
+            id=group.id,
+            rule=group.retention,
+            page_tokens=spec.page_tokens,
+            layer_bytes=group.buffers[0].layer_bytes,
+        )
+        for group in spec.groups
+        if group.buffers and not group.stateful
+    ]
 
 
 def adapters_of(batch: StepBatch, call: ForwardCall) -> Int32s | None:

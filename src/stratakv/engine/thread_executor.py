@@ -29,7 +29,8 @@ Columns: TypeAlias = Sequence[npt.NDArray[np.int32]]
 
 class MirroredRunner:
     """A runner on a copy of the block table: it computes a step on the table as it was when the
-    step was launched. ``runner`` reads ``mirror``, and nothing else writes it."""
+    step was launched. ``runner`` reads ``mirror``, and nothing else writes its rows that are also
+    of ``tables``: it may have more."""
 
     def __init__(self, tables: BlockTable, mirror: BlockTable, runner: Runner) -> None:
         self._tables, self._mirror, self._runner = tables, mirror, runner
@@ -39,7 +40,7 @@ class MirroredRunner:
 
     def computed(self, tables: Columns, batch: StepBatch) -> Forward:
         for (_, mine), theirs in zip(self._mirror.columns(), tables, strict=True):
-            mine[:] = theirs
+            mine[: len(theirs)] = theirs
         return self._runner.forward(batch)
 
     def forward(self, batch: StepBatch) -> Forward:

@@ -51,18 +51,24 @@ class TorchPools(DevicePools):
 
 class TensorPools:
     """The same in torch's memory on ``device``. What copies gets addresses: ``layer_pages`` are
-    arrays that only the device may follow, where it is not the CPU. torch.OutOfMemoryError where
-    the device has not so much."""
+    arrays that only the device may follow, where it is not the CPU. ``padding``: pages behind those
+    of each group, zeros at first, that layers see and nobody gives out or copies.
+    torch.OutOfMemoryError where the device has not so much."""
 
-    def __init__(self, spec: CacheSpec, pages: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, spec: CacheSpec, pages: Sequence[int], device: torch.device, padding: int = 0
+    ) -> None:
         self._layers: dict[tuple[GroupId, str, LayerId], torch.Tensor] = {}
         places: dict[tuple[GroupId, str, int], Place] = {}
         for group, count in zip(spec.groups, pages, strict=True):
             for buffer in group.buffers:
-                shape = (len(buffer.layers), max(count, 1), buffer.layer_bytes)
+                shape = (len(buffer.layers), max(count + padding, 1), buffer.layer_bytes)
                 whole = torch.empty(shape, dtype=torch.uint8, device=device)
+                whole[:, count:].zero_()
                 for at, (layer_id, layer) in enumerate(zip(buffer.layers, whole, strict=True)):
-                    self._layers[group.id, buffer.name, layer_id] = _typed(layer[:count], buffer)
+                    self._layers[group.id, buffer.name, layer_id] = _typed(
+                        layer[: count + padding], buffer
+                    )
                     places[group.id, buffer.name, at] = Place(layer.data_ptr(), buffer.layer_bytes)
         self._places = ForeignPages(spec, pages, places)
 

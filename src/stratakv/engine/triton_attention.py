@@ -150,6 +150,7 @@ def attend_pages(
         slot = slot * splits + split
         tl.store(stats + slot * 2, most, real)
         tl.store(stats + slot * 2 + 1, total, real)
+        real = real & (begin < end)  # nobody reads what a split has found that saw nothing
     else:
         if SUNK:
             sink = tl.load(sinks + head, real, 0.0).to(tl.float32)

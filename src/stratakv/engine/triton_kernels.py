@@ -59,7 +59,8 @@ class TritonKernels:
         self, group: AttentionGroup, shape: StepShape, table: npt.NDArray[np.int32]
     ) -> "TritonAttention":
         step = PagedWork.of(group, shape, table)
-        return TritonAttention(step, self._device, self._scratch, self._partial)
+        tensors = WorkTensors.of(step, self._device)
+        return TritonAttention(step, tensors, self._scratch, self._partial)
 
     def write(self, pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         pool.index_copy_(0, slots, rows.to(pool.dtype))
@@ -202,19 +203,32 @@ def _items(
     return items
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkTensors:
+    """What of a ``PagedWork`` decoding rows read, on the device. decoding: work items."""
+
+    slots: torch.Tensor
+    first: torch.Tensor
+    table: torch.Tensor
+    decoding: torch.Tensor
+
+    @classmethod
+    def of(cls, step: PagedWork, device: torch.device) -> "WorkTensors":
+        arrays = (step.slots, step.first, step.table, step.decoding())
+        return cls(*(on_device(array, device) for array in arrays))
+
+
 class TritonAttention:
     """A ``GroupAttention``: layers with the same heads share their work items."""
 
     def __init__(
-        self, step: PagedWork, device: torch.device, scratch: Scratch, partial: Partial
+        self, step: PagedWork, tensors: WorkTensors, scratch: Scratch, partial: Partial
     ) -> None:
         self.decodes = step.shape.decodes
-        self._step, self._device = step, device
+        self._step, self._device = step, tensors.slots.device
         self._scratch, self._partial = scratch, partial
-        self.slots = on_device(step.slots, device)
-        self._first = on_device(step.first, device)
-        self._table = on_device(step.table, device)
-        self._decoding = on_device(step.decoding(), device)
+        self.slots, self._first = tensors.slots, tensors.first
+        self._table, self._decoding = tensors.table, tensors.decoding
         self._chunks: dict[int, torch.Tensor] = {}
         self._packed: tuple[torch.Tensor, torch.Tensor] | None = None
 
