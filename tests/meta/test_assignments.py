@@ -93,11 +93,11 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         },
     ),
     "engine/model.py": ("modules of transformers", {"part.config"}),
-    "engine/own_memory.py": ("torch's tensors", {"place.tensor.data"}),
-    "engine/time_steps.py": (
+    "engine/other_names.py": (
         "modules of transformers, and a copy of a function",
         {"part.forward", "copy.__kwdefaults__"},
     ),
+    "engine/own_memory.py": ("torch's tensors", {"place.tensor.data"}),
     "serve/http_api.py": ("Starlette's router", {"app.router.redirect_slashes"}),
     "serve/log_throttle.py": ("a record of logging", {"record.msg"}),
     "storage/file/disk.py": ("a function of libc, by ctypes", {"_fallocate.argtypes"}),

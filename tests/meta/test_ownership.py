@@ -147,6 +147,7 @@ ALLOWED: dict[Rule, dict[str, str]] = {
         "disagg/http_join.py": "no step may wait for a peer's answer",
         "disagg/resolver.py": "a name server may never answer, and a join has a limit",
         "disagg/peers.py": "no step may wait for all memory to be registered with a new peer",
+        "engine/in_c.py": "helpers in C share a step's requests as torch's threads would",
         "serve/driver.py": "the engine's own thread",
         "serve/kv_events.py": "who publishes must not hold a step up",
         "serve/load_progress.py": "the load itself is one call of Hugging Face's",

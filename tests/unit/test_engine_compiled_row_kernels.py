@@ -97,8 +97,20 @@ def test_a_token_without_a_page_is_found_before_anything_is_computed():
         attended(helper.CompiledRowKernels(), layer_of(16), [9], queries_of(1, 16), table)
 
 
-def test_some_of_torchs_threads_together_do_it_themselves(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: helper.MOST_THREADS + 1)
-    layer, queries = layer_of(16), queries_of(1, 16)
-    right = attended(RowKernels(), layer, [9], queries)
-    assert attended(helper.CompiledRowKernels(), layer, [9], queries).equal(right)
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_threads_share_the_work_and_change_no_bit(threads, monkeypatch):
+    layer, queries = layer_of(64), queries_of(3, 64)
+    table = np.arange(30, dtype=np.int32).reshape(3, 10)
+    right = attended(helper.CompiledRowKernels(), layer, [37, 5, 20], queries, table)
+    monkeypatch.setattr("stratakv.engine.in_c.PART_BYTES", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    shared = attended(helper.CompiledRowKernels(), layer, [37, 5, 20], queries, table)
+    assert shared.equal(right)
+
+
+def test_a_table_that_is_a_view_changes_no_bit():
+    layer, queries = layer_of(64), queries_of(1, 64)
+    table = np.arange(10, dtype=np.int32).reshape(1, 10)
+    right = attended(helper.CompiledRowKernels(), layer, [37], queries, table)
+    strided = np.repeat(table, 2, axis=1)[:, ::2]
+    assert attended(helper.CompiledRowKernels(), layer, [37], queries, strided).equal(right)

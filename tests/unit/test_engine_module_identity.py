@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
+from stratakv.engine.in_c import IN_C
 from stratakv.engine.model import load_model
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
@@ -474,9 +475,22 @@ def test_a_gpu_is_another_model_than_a_cpu_and_than_one_of_another_generation(sa
     seen = {before, held}
     for capability in ((9, 0), (8, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
-        there = computed_on(torch.device("cuda", 0))
+        there = computed_on(torch.device("cuda", 0), torch.float32)
         for reader in ("model", "module_identity"):
-            monkeypatch.setattr(f"stratakv.engine.{reader}.computed_on", lambda _, it=there: it)
+            monkeypatch.setattr(f"stratakv.engine.{reader}.computed_on", lambda *_, it=there: it)
         seen |= {load_model(saved).fingerprint, identity(tiny_model("llama"))}
     assert len(seen) == 6
-    assert computed_on(torch.device("cpu")) == ()
+
+
+@pytest.mark.skipif(not IN_C, reason="there was no compiler")
+def test_float32_that_attends_in_c_is_another_model_than_torchs_and_no_other_dtype_is(
+    saved, monkeypatch
+):
+    before = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    half = load_model(saved, "bfloat16").fingerprint
+    monkeypatch.setattr("stratakv.engine.precision.IN_C", False)
+    found = load_model(saved).fingerprint, identity(tiny_model("llama"))
+    assert found[0] != before[0]
+    assert found[1] != before[1]
+    assert load_model(saved, "bfloat16").fingerprint == half
+    assert computed_on(torch.device("cpu"), torch.float32) == ()

@@ -19,6 +19,7 @@ from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.executor import Runner, SerialExecutor
+from stratakv.engine.in_c import IN_C
 from stratakv.engine.kernels import AttentionKernels
 from stratakv.engine.model import CPU as HOST
 from stratakv.engine.model import HuggingFaceModel
@@ -37,12 +38,10 @@ from stratakv.transfer.engine import TransferEngine
 from stratakv.transfer.host_rows import CpuHostRows, HostRows
 
 _row_kernels: Callable[[], AttentionKernels] = RowKernels
-try:
+if IN_C:
     from stratakv.engine.compiled_row_kernels import CompiledRowKernels
 
     _row_kernels = CompiledRowKernels
-except ImportError:  # installed without a compiler
-    pass
 P = TypeVar("P", bound=LayerTensors)
 OwnRunner: TypeAlias = Callable[
     [HuggingFaceModel, CacheSpec, LayerTensors, BlockTable, AttentionKernels], Runner

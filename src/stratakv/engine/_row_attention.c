@@ -30,11 +30,12 @@ typedef struct {
 } Step;
 
 /* What is read next, to a cache that has more reads under way than the first one. */
-INLINE void expect(const Step *step, const float *pool, Py_ssize_t at, Py_ssize_t width)
+INLINE void expect(const Step *step, const float *pool, Py_ssize_t at, Py_ssize_t dim,
+                   Py_ssize_t from, Py_ssize_t to)
 {
     for (Py_ssize_t token = at; token < at + LANES && token < step->count; token++)
-        for (Py_ssize_t column = 0; column < width; column += LANES)
-            __builtin_prefetch(pool + step->rows[token] * width + column, 0, 2);
+        for (Py_ssize_t column = from * dim; column < to * dim; column += LANES)
+            __builtin_prefetch(pool + step->rows[token] * step->kv_heads * dim + column, 0, 2);
 }
 
 /* Scores of LANES tokens from `at` on for the heads of one key head; lanes without a token repeat
@@ -134,10 +135,11 @@ INLINE void read_values(const Step *step, Py_ssize_t head, float *out, Py_ssize_
                                          * weights[q * step->room + token];
 }
 
-INLINE void read_stretch(const Step *step, float *out, Py_ssize_t from, Py_ssize_t to)
+INLINE void read_stretch(const Step *step, float *out, Py_ssize_t head, Py_ssize_t heads,
+                         Py_ssize_t from, Py_ssize_t to)
 {
     const Py_ssize_t group = step->heads / step->kv_heads;
-    for (Py_ssize_t head = 0, left; head < step->heads; head += left < SIDE ? left : SIDE) {
+    for (Py_ssize_t left; head < heads; head += left < SIDE ? left : SIDE) {
         left = group - head % group;
         switch (left) {
         case 1: read_values(step, head, out, from, to, 1); break;
@@ -161,28 +163,39 @@ static void find_rows(Step *step, const int64_t *span)
     }
 }
 
-WIDEST static void attend(Step *step)
+/* What key heads [from, to) of query `at` read. */
+INLINE void attend_query(Step *step, Py_ssize_t at, Py_ssize_t from, Py_ssize_t to)
 {
-    const Py_ssize_t heads = step->heads, dim = step->value_dim;
-    for (Py_ssize_t at = 0; at < step->queries; at++) {
-        float *out = step->out + at * heads * dim;
-        find_rows(step, step->spans + 3 * at);
-        for (Py_ssize_t token = 0; token < step->count; token += LANES) {
-            expect(step, step->keys, token + LANES, step->kv_heads * step->key_dim);
-            for (Py_ssize_t kv_head = 0; kv_head < step->kv_heads; kv_head++)
-                score_lanes(step, step->query + at * heads * step->key_dim, kv_head, token);
-        }
-        for (Py_ssize_t head = 0; head < heads; head++)
-            step->totals[head] = weigh(step, step->scores + head * step->room, head);
-        memset(out, 0, (size_t)(heads * dim) * sizeof(float));
-        for (Py_ssize_t from = 0; from < step->count; from += STRETCH) {
-            const Py_ssize_t to = from + STRETCH < step->count ? from + STRETCH : step->count;
-            for (Py_ssize_t token = to; token < to + STRETCH; token += LANES)
-                expect(step, step->values, token, step->kv_heads * dim);
-            read_stretch(step, out, from, to);
-        }
-        for (Py_ssize_t i = 0; i < heads * dim; i++)
-            out[i] /= step->totals[i / dim];
+    const Py_ssize_t dim = step->value_dim, group = step->heads / step->kv_heads;
+    float *out = step->out + at * step->heads * dim;
+    find_rows(step, step->spans + 3 * at);
+    for (Py_ssize_t token = 0; token < step->count; token += LANES) {
+        expect(step, step->keys, token + LANES, step->key_dim, from, to);
+        for (Py_ssize_t kv_head = from; kv_head < to; kv_head++)
+            score_lanes(step, step->query + at * step->heads * step->key_dim, kv_head, token);
+    }
+    from *= group;
+    to *= group;
+    for (Py_ssize_t head = from; head < to; head++)
+        step->totals[head] = weigh(step, step->scores + head * step->room, head);
+    memset(out + from * dim, 0, (size_t)((to - from) * dim) * sizeof(float));
+    for (Py_ssize_t token = 0; token < step->count; token += STRETCH) {
+        const Py_ssize_t end = token + STRETCH < step->count ? token + STRETCH : step->count;
+        for (Py_ssize_t next = end; next < end + STRETCH; next += LANES)
+            expect(step, step->values, next, dim, from / group, to / group);
+        read_stretch(step, out, from, to, token, end);
+    }
+    for (Py_ssize_t i = from * dim; i < to * dim; i++)
+        out[i] /= step->totals[i / dim];
+}
+
+/* Key heads [from, to) of all queries, one query's after the other's. */
+WIDEST static void attend(Step *step, Py_ssize_t from, Py_ssize_t to)
+{
+    const Py_ssize_t kv_heads = step->kv_heads;
+    for (Py_ssize_t at = from / kv_heads; at * kv_heads < to; at++) {
+        const Py_ssize_t low = from - at * kv_heads, high = to - at * kv_heads;
+        attend_query(step, at, low > 0 ? low : 0, high < kv_heads ? high : kv_heads);
     }
 }
 
@@ -224,22 +237,29 @@ static Py_ssize_t longest(const Step *step, Py_ssize_t table_rows, Py_ssize_t pa
     return most;
 }
 
-static int run_step(const Py_buffer *views, const Py_buffer *sinks, Py_ssize_t kv_heads,
-                    Py_ssize_t page_tokens, float scale, float softcap)
+typedef struct {
+    Py_ssize_t kv_heads, page_tokens, from, to;
+    float scale, softcap;
+} Asked;
+
+static int run_step(const Py_buffer *views, const Py_buffer *sinks, const Asked *asked)
 {
     Step step = {
         .query = views[QUERY].buf, .keys = views[KEYS].buf, .values = views[VALUES].buf,
         .table = views[TABLE].buf, .spans = views[SPANS].buf, .out = views[OUT].buf,
         .sinks = sinks ? sinks->buf : NULL, .queries = views[QUERY].shape[0],
-        .heads = views[QUERY].shape[1], .kv_heads = kv_heads, .key_dim = views[QUERY].shape[2],
-        .value_dim = views[OUT].shape[2], .width = views[TABLE].shape[1],
-        .page_tokens = page_tokens, .scale = scale, .softcap = softcap,
+        .heads = views[QUERY].shape[1], .kv_heads = asked->kv_heads,
+        .key_dim = views[QUERY].shape[2], .value_dim = views[OUT].shape[2],
+        .width = views[TABLE].shape[1], .page_tokens = asked->page_tokens, .scale = asked->scale,
+        .softcap = asked->softcap,
     };
-    if (!shapes_fit(&step, views, sinks)) {
+    if (!shapes_fit(&step, views, sinks) || asked->from < 0 || asked->from > asked->to
+        || asked->to > step.queries * step.kv_heads) {
         PyErr_SetString(PyExc_ValueError, "arrays of shapes that do not belong together");
         return -1;
     }
-    const Py_ssize_t most = longest(&step, views[TABLE].shape[0], views[KEYS].shape[0] / page_tokens);
+    const Py_ssize_t most = longest(&step, views[TABLE].shape[0],
+                                    views[KEYS].shape[0] / asked->page_tokens);
     if (most < 0) {
         PyErr_SetString(PyExc_IndexError, "a page outside of the pool");
         return -1;
@@ -254,7 +274,7 @@ static int run_step(const Py_buffer *views, const Py_buffer *sinks, Py_ssize_t k
         return -1;
     }
     Py_BEGIN_ALLOW_THREADS
-    attend(&step);
+    attend(&step, asked->from, asked->to);
     Py_END_ALLOW_THREADS
     PyMem_Free(step.rows);
     return 0;
@@ -264,19 +284,18 @@ static PyObject *attend_into(PyObject *module, PyObject *args)
 {
     PyObject *objects[ARRAYS];
     Py_buffer views[ARRAYS];
-    Py_ssize_t kv_heads, page_tokens;
-    float scale, softcap;
+    Asked asked;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOOOOOnnff", &objects[QUERY], &objects[KEYS], &objects[VALUES],
+    if (!PyArg_ParseTuple(args, "OOOOOOOnnffnn", &objects[QUERY], &objects[KEYS], &objects[VALUES],
                           &objects[TABLE], &objects[SPANS], &objects[OUT], &objects[SINKS],
-                          &kv_heads, &page_tokens, &scale, &softcap))
+                          &asked.kv_heads, &asked.page_tokens, &asked.scale, &asked.softcap,
+                          &asked.from, &asked.to))
         return NULL;
     const int count = objects[SINKS] == Py_None ? SINKS : ARRAYS;
     if (open_arrays(objects, views, of_step, count) < 0)
         return NULL;
-    const int failed = run_step(views, count == ARRAYS ? &views[SINKS] : NULL, kv_heads,
-                                page_tokens, scale, softcap) < 0;
+    const int failed = run_step(views, count == ARRAYS ? &views[SINKS] : NULL, &asked) < 0;
     close_arrays(views, count);
     if (failed)
         return NULL;
@@ -286,8 +305,8 @@ static PyObject *attend_into(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"attend_into", attend_into, METH_VARARGS,
      "attend_into(query, keys, values, table, spans, out, sinks, kv_heads, page_tokens, scale, "
-     "softcap)\n\nFills out. sinks: None for none; softcap: 0 for none. IndexError for a page "
-     "outside of the pool."},
+     "softcap, from, to)\n\nFills what key heads [from, to) of all queries in a row read. sinks: None "
+     "for none; softcap: 0 for none. IndexError for a page outside of the pool."},
     {NULL, NULL, 0, NULL},
 };
 

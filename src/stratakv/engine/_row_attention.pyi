@@ -13,5 +13,7 @@ def attend_into(
     page_tokens: int,
     scale: float,
     softcap: float,
+    first: int,
+    last: int,
     /,
 ) -> None: ...

@@ -147,11 +147,11 @@ static int alike(const Py_buffer *view, Py_ssize_t first, Py_ssize_t second, Py_
            && (view->ndim < 3 || shape[2] == third);
 }
 
-enum { STATE, INPUTS, DT, DECAY, B, C, SKIP, MAMBA_OUT, OF_MAMBA };
+enum { STATE, INPUTS, DT, B, C, MAMBA_OUT, DECAY, SKIP, OF_MAMBA };
 
 static const Expected of_mamba[] = {
-    {4, 4, 1, "state"}, {4, 3, 0, "inputs"}, {4, 2, 0, "dt"},   {4, 1, 0, "decay"},
-    {4, 3, 0, "b"},     {4, 3, 0, "c"},      {4, 1, 0, "skip"}, {4, 3, 1, "out"},
+    {4, 4, 1, "state"}, {4, 3, 0, "inputs"}, {4, 2, 0, "dt"},    {4, 3, 0, "b"},
+    {4, 3, 0, "c"},     {4, 3, 1, "out"},    {4, 1, 0, "decay"}, {4, 1, 0, "skip"},
 };
 
 static PyObject *mamba_into(PyObject *module, PyObject *args)
@@ -227,10 +227,10 @@ static PyObject *delta_into(PyObject *module, PyObject *args)
     return done;
 }
 
-enum { CONV_INPUTS = 1, WEIGHT, CONV_OUT, BIAS, OF_CONV };
+enum { CONV_INPUTS = 1, CONV_OUT, WEIGHT, BIAS, OF_CONV };
 
 static const Expected of_conv[] = {
-    {4, 3, 1, "state"}, {4, 2, 0, "inputs"}, {4, 2, 0, "weight"}, {4, 2, 1, "out"}, {4, 1, 0, "bias"},
+    {4, 3, 1, "state"}, {4, 2, 0, "inputs"}, {4, 2, 1, "out"}, {4, 2, 0, "weight"}, {4, 1, 0, "bias"},
 };
 
 static PyObject *convolve_into(PyObject *module, PyObject *args)
@@ -239,10 +239,11 @@ static PyObject *convolve_into(PyObject *module, PyObject *args)
     Py_buffer v[OF_CONV];
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOOOO", &objects[0], &objects[1], &objects[2], &objects[3],
+    objects[BIAS] = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO|O", &objects[0], &objects[1], &objects[2], &objects[3],
                           &objects[4]))
         return NULL;
-    const int count = objects[BIAS] == Py_None ? BIAS : OF_CONV;
+    const int count = objects[BIAS] == NULL ? BIAS : OF_CONV;
     if (open_arrays(objects, v, of_conv, count) < 0)
         return NULL;
     const Py_ssize_t *shape = v[STATE].shape, taps = v[WEIGHT].shape[1];
@@ -264,13 +265,13 @@ static PyObject *convolve_into(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"mamba_into", mamba_into, METH_VARARGS,
-     "mamba_into(state, inputs, dt, decay, b, c, skip, out)\n\nMamba-2: changes state, fills out."},
+     "mamba_into(state, inputs, dt, b, c, out, decay, skip)\n\nMamba-2: changes state, fills out."},
     {"delta_into", delta_into, METH_VARARGS,
      "delta_into(state, query, key, value, decay, beta, out)\n\nThe gated delta rule: changes "
      "state, fills out."},
     {"convolve_into", convolve_into, METH_VARARGS,
-     "convolve_into(state, inputs, weight, out, bias)\n\nA convolution of each channel: changes "
-     "state, fills out. bias: None for none."},
+     "convolve_into(state, inputs, out, weight[, bias])\n\nA convolution of each channel: changes "
+     "state, fills out."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,11 +5,11 @@ def mamba_into(
     state: npt.NDArray[np.float32],
     inputs: npt.NDArray[np.float32],
     dt: npt.NDArray[np.float32],
-    decay: npt.NDArray[np.float32],
     b: npt.NDArray[np.float32],
     c: npt.NDArray[np.float32],
-    skip: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
+    decay: npt.NDArray[np.float32],
+    skip: npt.NDArray[np.float32],
     /,
 ) -> None: ...
 def delta_into(
@@ -25,8 +25,8 @@ def delta_into(
 def convolve_into(
     state: npt.NDArray[np.float32],
     inputs: npt.NDArray[np.float32],
-    weight: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
-    bias: npt.NDArray[np.float32] | None,
+    weight: npt.NDArray[np.float32],
+    bias: npt.NDArray[np.float32] = ...,
     /,
 ) -> None: ...

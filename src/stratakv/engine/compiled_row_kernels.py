@@ -1,10 +1,11 @@
-"""Attention over rows in C. Owns the way into ``_row_attention``, and when it is the faster one;
-must not compute anything itself. Importing this module fails with ImportError where the package was
+"""Attention over rows in C. Owns the way into ``_row_attention``; must not compute anything itself.
+Importing this module fails with ImportError where the package was
 installed without a compiler; ``row_kernels`` then does the same work in torch.
 
 A query's result depends on its own keys alone: nothing is padded, whoever it shares a step with.
 """
 
+from functools import partial
 from typing import Final, assert_never
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from stratakv.core.ids import NONE
 from stratakv.engine import _row_attention
 from stratakv.engine.dense_kernels import DenseAttention
+from stratakv.engine.in_c import cuts_of, parts_of, spread
 from stratakv.engine.kernels import AttentionGroup, Context, Expanded, GroupAttention, Paged
 from stratakv.engine.paged_layer import LatentPages, Scoring, Scratch
 from stratakv.engine.row_kernels import RowKernels
@@ -22,9 +24,8 @@ from stratakv.engine.step_plan import GroupPlanner
 from stratakv.engine.tensors import on_device
 from stratakv.spec.retention import first_key
 
-MOST_THREADS: Final = 2
-"""Of torch. One thread does here what some of torch's do together."""
 CPU: Final = torch.device("cpu")
+FLOAT_BYTES: Final = 4
 
 
 class CompiledRowKernels(RowKernels):
@@ -33,9 +34,8 @@ class CompiledRowKernels(RowKernels):
     def plan(
         self, group: AttentionGroup, shape: StepShape, table: npt.NDArray[np.int32]
     ) -> GroupAttention:
-        if torch.get_num_threads() > MOST_THREADS or not table.flags.c_contiguous:
-            return super().plan(group, shape, table)
-        return CompiledAttention(self._planner(group), shape, table, self._scratch)
+        planner = self._planner(group)
+        return CompiledAttention(planner, shape, np.ascontiguousarray(table), self._scratch)
 
 
 class CompiledAttention:
@@ -56,6 +56,8 @@ class CompiledAttention:
         last = shape.starts[: shape.decodes]
         first = first_key(planner.rule, last)
         self._spans = np.stack((shape.rows[: shape.decodes], first, last), 1)
+        self._seen = last - first + 1
+        self._tokens = int(self._seen.sum())
         assert _all_present(table, self._spans, planner.page_tokens), "a token has no page"
         if shape.decodes < len(shape.rows):
             self._rest()  # a chunk whose tokens have no page is found now
@@ -73,7 +75,8 @@ class CompiledAttention:
                 assert_never(context)
         sinks = scoring.sinks
         out = query.new_empty(*query.shape[:2], layer.value_dim)
-        _row_attention.attend_into(
+        attend = partial(
+            _row_attention.attend_into,
             query.contiguous().numpy(),
             layer.key_rows.numpy(),
             layer.value_rows.numpy(),
@@ -86,6 +89,12 @@ class CompiledAttention:
             scoring.scale,
             scoring.softcap or 0.0,
         )
+        row_bytes = layer.heads * (layer.key_dim + layer.value_dim) * FLOAT_BYTES
+        parts = parts_of(self._tokens * row_bytes)
+        if parts == 1:
+            attend(0, len(query) * layer.heads)
+        else:
+            spread(attend, cuts_of(np.repeat(self._seen, layer.heads), parts))
         return out
 
     def prefill(self, query: torch.Tensor, context: Context, scoring: Scoring) -> torch.Tensor:

@@ -1,11 +1,11 @@
 """One token on the states of linear attention in C, in place of Hugging Face's torch.
 
-Owns the way into ``_state_steps``, and which calls go there: float32 on a CPU, one token, few of
-torch's threads. Any other call is Hugging Face's own. Importing this module fails with ImportError
-where the package was installed without a compiler.
+Owns the way into ``_state_steps``, and which calls go there: float32 on a CPU, one token. Any other
+call is Hugging Face's own. Importing this module fails with ImportError where the package was
+installed without a compiler.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +15,11 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from stratakv.engine import _state_steps
-from stratakv.engine.compiled_row_kernels import MOST_THREADS
+from stratakv.engine.in_c import cuts_of, parts_of, spread
 from stratakv.engine.other_names import Wrap, give_names
 
 Call = Callable[..., Any]
+Array = npt.NDArray[np.float32]
 DELTA_EPS: Final = 1e-6
 """Of the norm of queries and keys: transformers 5.23."""
 
@@ -29,12 +30,20 @@ def compile_states(model: nn.Module) -> None:
 
 
 def _here(*tensors: torch.Tensor) -> bool:
-    return torch.get_num_threads() <= MOST_THREADS and all(
-        one.is_cpu and one.dtype == torch.float32 for one in tensors
-    )
+    return all(one.is_cpu and one.dtype == torch.float32 for one in tensors)
 
 
-def _array(tensor: torch.Tensor) -> npt.NDArray[np.float32]:
+def _each(work: Callable[..., None], requests: Sequence[Array], others: Sequence[Array]) -> None:
+    """``work(*requests, *others)`` in parts; of ``requests``, states first, each has some rows."""
+
+    def part(first: int, last: int) -> None:
+        work(*(one[first:last] for one in requests), *others)
+
+    state = requests[0]
+    spread(part, cuts_of(np.ones(len(state), np.int64), parts_of(2 * state.nbytes)))
+
+
+def _array(tensor: torch.Tensor) -> Array:
     return tensor.detach().contiguous().numpy()
 
 
@@ -58,10 +67,8 @@ def _mamba(theirs: Call) -> Call:
         if how.get("dt_softplus"):
             one = nn.functional.softplus(one)
         out = torch.empty(inputs.shape, dtype=inputs.dtype)
-        _state_steps.mamba_into(
-            state.numpy(), _array(inputs), _array(one), _array(decay[:, 0, 0].float()),
-            _array(b), _array(c), _array(skip[:, 0]), out.numpy(),
-        )  # fmt: skip
+        requests = (state.numpy(), *map(_array, (inputs, one, b, c)), out.numpy())
+        _each(_state_steps.mamba_into, requests, (_array(decay[:, 0, 0]), _array(skip[:, 0])))
         return out
 
     return step
@@ -89,10 +96,9 @@ def _delta(theirs: Call) -> Call:
         query, key = (_normal(one[:, 0]) for one in (query, key))
         state = initial_state.contiguous()
         out = torch.empty(value.shape, dtype=value.dtype)
-        _state_steps.delta_into(
-            state.numpy(), _array(query / query.shape[-1] ** 0.5), _array(key), _array(value[:, 0]),
-            _array(g[:, 0]), _array(beta[:, 0]), out[:, 0].numpy(),
-        )  # fmt: skip
+        inputs = (query / query.shape[-1] ** 0.5, key, value[:, 0], g[:, 0], beta[:, 0])
+        requests = (state.numpy(), *map(_array, inputs), out[:, 0].numpy())
+        _each(_state_steps.delta_into, requests, ())
         return out, state
 
     return step
@@ -109,17 +115,16 @@ def _convolution(theirs: Call) -> Call:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         activation: str | None = None,
-        **others: object,
+        **how: object,
     ) -> torch.Tensor:
         """inputs [n, channels, 1]; changes ``state`` [n, channels, width]."""
-        fits = inputs.shape[-1] == 1 and state.is_contiguous() and not others
+        fits = inputs.shape[-1] == 1 and state.is_contiguous() and not how
         if not fits or not _here(inputs, state, weight):
-            return theirs(inputs, state, weight, bias, activation, **others)
+            return theirs(inputs, state, weight, bias, activation, **how)
         out = torch.empty(inputs.shape[:2], dtype=inputs.dtype)
-        _state_steps.convolve_into(
-            state.numpy(), _array(inputs[..., 0]), _array(weight), out.numpy(),
-            None if bias is None else _array(bias),
-        )  # fmt: skip
+        others = [_array(weight)] if bias is None else [_array(weight), _array(bias)]
+        requests = (state.numpy(), _array(inputs[..., 0]), out.numpy())
+        _each(_state_steps.convolve_into, requests, others)
         return (out if activation is None else ACT2FN[activation](out))[..., None]
 
     return update

@@ -21,6 +21,7 @@ from stratakv.core.model_identity import ModelIdentity
 from stratakv.core.units import format_bytes
 from stratakv.engine.adapters import load_adapters
 from stratakv.engine.attention import ATTENTION
+from stratakv.engine.in_c import IN_C
 from stratakv.engine.lora_hooks import Adapters, unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 from stratakv.engine.module_code import CodeWalk, warn_of
@@ -30,9 +31,9 @@ from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.precision import computed_on, modes, releases
 from stratakv.engine.time_steps import bound_time_steps
 
-try:
+if IN_C:
     from stratakv.engine.compiled_state_steps import compile_states
-except ImportError:  # installed without a compiler: Hugging Face's own
+else:
     compile_states = None
 
 CPU: Final = torch.device("cpu")
@@ -103,7 +104,7 @@ def load_model(
         code = CodeWalk()
         code.model(module)
         warn_of(code.foreign)
-        where = computed_on(module.device)
+        where = computed_on(module.device, module.dtype)
         how = (f"dtype {_dtype_name(module)}", *releases(), *modes(), *where, code.digest().hex())
         return _adopt(module, under_way.finish(*how, alone=bool(code.foreign)), ranks)
 

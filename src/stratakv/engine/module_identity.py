@@ -58,7 +58,7 @@ def module_identity(module: PreTrainedModel, dtype: str) -> bytes:
     other."""
     walk = _Walk()
     walk.code.model(module)
-    how = (dtype, *releases(), *modes(), *computed_on(module.device))
+    how = (dtype, *releases(), *modes(), *computed_on(module.device, module.dtype))
     head = [FORMAT, REVISION, *map(str.encode, how), *walk.of(module.config, "config")]
     head += walk.of(module, "model")
     head.append(walk.code.digest())

@@ -11,6 +11,8 @@ import torch
 from torch import backends
 from transformers import __version__ as transformers_release
 
+from stratakv.engine.in_c import IN_C
+
 _FPMATH: Final = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE")
 """oneDNN's own setting, and its old name: read from the environment by torch's CPU library."""
 
@@ -21,12 +23,13 @@ def releases() -> tuple[str, ...]:
     return (f"transformers {transformers_release}", f"torch {torch_release}")
 
 
-def computed_on(device: torch.device) -> tuple[str, ...]:
+def computed_on(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]:
     """A GPU rounds otherwise than a CPU, and one of another generation otherwise than this: their
-    pages are another model's. Empty on a CPU: all of those are one."""
-    if device.type == "cpu":
-        return ()
-    return (f"{device.type} {torch.cuda.get_device_capability(device)}",)
+    pages are another model's. All CPUs are one, but that float32 attends in C where that is built,
+    which rounds otherwise than torch."""
+    if device.type != "cpu":
+        return (f"{device.type} {torch.cuda.get_device_capability(device)}",)
+    return ("float32 in C",) if IN_C and dtype == torch.float32 else ()
 
 
 def modes() -> tuple[str, ...]:
