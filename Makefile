@@ -6,7 +6,8 @@ CLIENTS := .venv-clients
 BIN := $(VENV)/bin
 # --no-compile: Python compiles what it imports; compiling all of torch first takes half a minute.
 PIP := $(BIN)/pip install -q --no-compile --disable-pip-version-check -c constraints.txt
-BUILD := pyproject.toml constraints.txt setup.py src/stratakv/core/_page_keys.c src/stratakv/tree/_path_columns.c src/stratakv/transfer/_gather.c src/stratakv/storage/file/_page_io.c src/stratakv/sparse/_swap_in.c src/stratakv/sparse/_reads.c src/stratakv/engine/deepseek/_scores.c
+# All of C by a pattern: a helper that is left out would stay as an older checkout built it.
+BUILD := pyproject.toml constraints.txt setup.py $(wildcard src/stratakv/*/*.[ch] src/stratakv/*/*/*.[ch])
 export TOKENIZERS_PARALLELISM := false
 export HF_HUB_OFFLINE := 1
 # What is imported is compiled once and kept in .venv; otherwise every start takes seconds more.
