@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 
 from stratakv.assembly.build import Sockets, build
 from stratakv.core.ids import NONE, RequestId
@@ -68,7 +69,7 @@ class Breaks(TokenRunner):
         forward = super().forward(batch)
         rows = np.repeat(np.arange(len(batch.rows)), batch.counts)
         broken = np.isin(np.arange(len(batch.rows)), rows[batch.tokens == BREAKS])
-        return replace(forward, finite=~broken)
+        return replace(forward, finite=torch.from_numpy(~broken))
 
 
 def right(asked, count):

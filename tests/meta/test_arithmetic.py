@@ -43,6 +43,7 @@ WAIVERS: dict[str, str] = {
     "b172220c00459b5d": "the same, and indexers ask their kernels; a GPU's have not chosen before",
     "51ea167c06244452": "the same, and what is chosen and what is finite come to the host together",
     "db3f36e3d5ef22f7": "the same, and kernels say who plans swap-ins; the CPU's way is as it was",
+    "b8ba85befca1d1eb": "the same, and on a GPU tokens and what is finite stay until they are read",
     "7ee19aaf0e53952b": "the same, and on a GPU heads beyond 32 bits, which ended the process",
     "faa1dcc802d6f993": "the same, and a module's call and graphs of a GPU have files of their own",
     "357f809036330899": "the same, on any number of threads; what is in C is in identities",

@@ -47,7 +47,8 @@ class Model:
     def forward(self, batch):
         logits = torch.zeros((int(batch.sampled.sum()), VOCAB))
         logits[:, TOKEN] = 1.0
-        return Forward(logits, ~np.isin(batch.rows, list(self.broken)), batch.sampled)
+        finite = torch.from_numpy(~np.isin(batch.rows, list(self.broken)))
+        return Forward(logits, finite, batch.sampled)
 
 
 class Serial(SerialExecutor):

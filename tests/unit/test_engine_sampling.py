@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.engine import sampling
+from stratakv.engine import drawing
+from stratakv.engine.drawing import NO_TOKEN, NOT_FINITE, likeliest, uniform
 from stratakv.engine.grammars import TokenMasks
-from stratakv.engine.sampling import NO_TOKEN, NOT_FINITE, likeliest, sample, uniform
+from stratakv.engine.sampling import sample
 from tests.sampling_rows import logits_of, params
 
 
@@ -70,7 +71,7 @@ def test_top_k_cuts_ties_at_the_lowest_ids():
 def test_a_nucleus_wider_than_the_candidates_is_found(monkeypatch):
     logits = logits_of(4, 300, vocab=400) / 4
     wide = sample(logits, params(300, top_p=0.9)).tokens
-    monkeypatch.setattr(sampling, "CANDIDATES", 8)
+    monkeypatch.setattr(drawing, "CANDIDATES", 8)
     assert (sample(logits, params(300, top_p=0.9)).tokens == wide).all()
     narrow = sample(logits, params(300, top_p=0.9, top_k=300)).tokens
     monkeypatch.undo()
@@ -117,7 +118,7 @@ def test_seed_and_position_both_matter():
 def test_random_numbers_are_uniform_and_streams_do_not_repeat():
     seeds = np.repeat(np.arange(200, dtype=np.uint64), 200)
     positions = np.tile(np.arange(200, dtype=np.int64), 200)
-    numbers = uniform(seeds, positions).numpy()
+    numbers = uniform(seeds, positions)
     assert len(set(numbers.tolist())) == len(numbers)
     assert 0 <= numbers.min() < numbers.max() < 1
     counts = np.histogram(numbers, bins=50, range=(0, 1))[0]
@@ -158,9 +159,7 @@ def test_logprobs_of_ties_name_the_lowest_ids():
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
 def test_no_random_number_reaches_a_token_without_weight(number, monkeypatch):
-    monkeypatch.setattr(
-        sampling, "uniform", lambda seeds, positions: torch.full((len(seeds),), number).double()
-    )
+    monkeypatch.setattr(drawing, "uniform", lambda seeds, positions: np.full(len(seeds), number))
     logits = torch.tensor([[0.0, 5.0, 5.0, 5.1, 0.0], [-1e9, 1.0, 1.1, 0.9, -1e9]])
     tokens = sample(logits, params(2, top_k=np.array([3, 0]))).tokens
     assert tokens.tolist() == ([1, 1] if number == 0 else [3, 3])
@@ -174,7 +173,7 @@ def test_no_rows_is_no_tokens():
 
 def test_likeliest_takes_exactly_as_many_as_asked():
     weights = torch.tensor([[3.0, 1.0, 3.0, 3.0], [0.0, 2.0, 1.0, 0.0]])
-    mask = likeliest(weights, torch.tensor([2, 3]))
+    mask = likeliest(weights, torch.tensor([[2], [3]]), torch.tensor([[3.0], [0.0]]))
     assert mask.tolist() == [[True, False, True, False], [True, True, True, False]]
 
 

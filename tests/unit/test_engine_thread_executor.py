@@ -14,6 +14,7 @@ from stratakv.engine.batch import SamplingBatch, StepBatch
 from stratakv.engine.executor import OwnTokens
 from stratakv.engine.forward import Forward
 from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
+from stratakv.engine.token_ids import token_ids
 from stratakv.memory.block_table import BlockTable
 from stratakv.testing.compute_queue import ComputeQueue
 from stratakv.testing.patience import PATIENCE_S
@@ -48,13 +49,12 @@ class Counts:
 
     def forward(self, batch):
         assert self.let.wait(PATIENCE_S)
-        self.seen.append(batch.tokens.tolist())
+        tokens = token_ids(batch, torch.device("cpu"))
+        self.seen.append(tokens.tolist())
         self.pages.append(int(self.mirror.pages(GroupId(0))[1, 0]))
-        if 66 in batch.tokens:
+        if 66 in tokens:
             raise RuntimeError("the device is gone")
-        logits = torch.nn.functional.one_hot(
-            torch.from_numpy(batch.tokens).long() + 1, VOCAB
-        ).float()
+        logits = torch.nn.functional.one_hot(tokens + 1, VOCAB).float()
         return Forward.of_numbers(logits, batch)
 
 

@@ -119,7 +119,7 @@ def test_logits_of_rows_that_fail_are_left_out():
     scribe = Scribe(TwoFail())
     sampled = np.array([True, False, True, True, True])
     logits = torch.arange(4.0)[:, None].expand(4, 2)
-    scribe.choose(Forward(logits, np.ones(5, np.bool_), sampled), None)
+    scribe.choose(Forward(logits, torch.ones(5, dtype=torch.bool), sampled), None)
     assert scribe.logits[:, 0].tolist() == [0.0, 3.0]
 
 
@@ -133,7 +133,7 @@ class Elsewhere(torch.Tensor):
 def test_logits_are_kept_on_the_cpu():
     scribe = Scribe(TwoFail())
     logits = torch.arange(4.0)[:, None].expand(4, 2).as_subclass(Elsewhere)
-    scribe.choose(Forward(logits, np.ones(4, np.bool_), np.ones(4, np.bool_)), None)
+    scribe.choose(Forward(logits, torch.ones(4, dtype=torch.bool), np.ones(4, np.bool_)), None)
     assert type(scribe.logits) is torch.Tensor
 
 

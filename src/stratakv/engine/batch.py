@@ -1,6 +1,7 @@
 """One step's work. Owns the plain records between scheduler, runner and loop; torch-free."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,14 @@ from stratakv.transfer.engine import LayerGate
 Int32s = npt.NDArray[np.int32]
 
 
+class ChosenTokens(Protocol):
+    """What launched steps choose, on the device."""
+
+    def of(self, rows: RowIds) -> object:
+        """The newest token of each row, a tensor int64 [n]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepBatch:
     """R requests' chunks, packed; decoding rows (count 1) come first.
@@ -22,6 +31,7 @@ class StepBatch:
     the last token of the chunk is the request's last, so that its logits are wanted, bool [R].
     adapters: number of each request's adapter, or NONE, int32 [R]; None if no request has one.
     scored: which tokens' logits are wanted beside those, bool [T]; None: of none.
+    newest: what a token that is NONE becomes; None: all are known.
     """
 
     rows: RowIds
@@ -32,6 +42,7 @@ class StepBatch:
     gate: LayerGate | None
     adapters: Int32s | None = None
     scored: npt.NDArray[np.bool_] | None = None
+    newest: ChosenTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

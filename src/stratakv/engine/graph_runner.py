@@ -23,6 +23,7 @@ from stratakv.engine.runner import ModelRunner
 from stratakv.engine.state_layer import StateRows
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.tensors import Numbers, on_device
+from stratakv.engine.token_ids import token_ids
 from stratakv.engine.triton_kernels import Partial
 from stratakv.engine.triton_static import StaticGroup
 from stratakv.memory.block_table import BlockTable
@@ -134,6 +135,7 @@ class GraphRunner:
             tokens=np.append(batch.tokens, np.zeros(behind, np.int32)),
             sampled=np.append(batch.sampled, np.zeros(behind, np.bool_)),
             gate=None,
+            newest=batch.newest,
         )
 
     def _inputs(self, size: int) -> CallInputs:
@@ -165,7 +167,7 @@ class GraphRunner:
     def _fill(self, batch: StepBatch) -> None:
         """The buffers with a step's rows, as many as its graph has."""
         shape, slots = StepShape.of(batch), self._tables.slots
-        self._copy(self._tokens, batch.tokens)
+        self._tokens[: len(batch.tokens)] = token_ids(batch, self._device)
         self._copy(self._positions, shape.positions)
         for group, static in self._groups.items():
             static.fill(shape, self._tables.pages(group))

@@ -29,6 +29,7 @@ from stratakv.engine.step_calls import (
 )
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.tensors import on_device
+from stratakv.engine.token_ids import token_ids
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import shared_layers
@@ -78,9 +79,10 @@ class ModelRunner:
         if len(calls) == 1:
             return outputs[0]
         places = np.concatenate([call.places[call.batch.sampled] for call in calls])
-        finite = np.ones(len(batch.rows), np.bool_)
+        finite = torch.ones(len(batch.rows), dtype=torch.bool, device=self._device)
         for call, one in zip(calls, outputs, strict=True):
-            finite[call.places] &= one.finite
+            its = on_device(call.places, self._device)
+            finite.index_copy_(0, its, finite[its] & one.finite)
         logits = torch.cat([one.logits for one in outputs])
         order = on_device(np.argsort(places), self._device)
         return Forward(logits[order], finite, batch.sampled, self._scored(calls, outputs))
@@ -105,7 +107,7 @@ class ModelRunner:
         if batch.scored is not None:
             kept = np.arange(width) if call.height > 1 else _with(lasts, batch.scored)
         inputs = CallInputs(
-            tokens=on_device(batch.tokens, self._device),
+            tokens=token_ids(batch, self._device),
             positions=on_device(shape.positions, self._device),
             kept=on_device(kept, self._device),
             height=call.height,
@@ -120,12 +122,12 @@ class ModelRunner:
         found, hidden, scored = outputs.logits, outputs.hidden, None
         if batch.scored is not None:
             at = np.arange(len(batch.tokens)) if call.height > 1 else kept
-            scored = found[torch.from_numpy(batch.scored[at]).to(self._device)]
+            scored = found[on_device(np.flatnonzero(batch.scored[at]), self._device)]
             found = found[on_device(np.searchsorted(at, lasts), self._device)].float()
             return Forward.of_hidden(found, hidden, batch, scored)
         found = found.float()
         if call.height > 1 and 0 < len(lasts) < call.height:
-            found = found[torch.from_numpy(batch.sampled).to(self._device)]
+            found = found[on_device(np.flatnonzero(batch.sampled), self._device)]
         return Forward.of_hidden(found, hidden, batch)
 
     def _state_rows(self, group: GroupId, call: ForwardCall) -> StateRows:

@@ -91,6 +91,7 @@ def _part(batch: StepBatch, places: Places, at: int, count: int) -> ForwardCall:
         sampled=batch.sampled[places] & (counts == at + count),
         gate=batch.gate,
         scored=marked,
+        newest=batch.newest,
     )
     scored = None if marked is None else wanted[marked]
     return ForwardCall(part, places, height=len(places), again=at > 0, scored=scored)

@@ -1,9 +1,9 @@
 """An executor that runs ahead: steps are computed on a thread of their own, in order.
 
 While step N is computed its caller plans and launches the next one and answers others. A token that
-is not known yet is taken from the step that chose it. Owns the thread, each row's newest token, and
-when a step has passed. A device comes in as its ``ComputeStream``; who waits for it releases the
-interpreter.
+is not known yet is taken from the step that chose it, on the device. Owns the thread, and when a
+step has passed. A device comes in as its ``ComputeStream``; who waits for it releases the
+interpreter. It is waited for where a step is collected, behind all that was launched by then.
 """
 
 import threading
@@ -15,12 +15,14 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from stratakv.core.ids import NONE
 from stratakv.engine.batch import SamplingBatch, StepBatch
 from stratakv.engine.executor import Runner, TokenSource
 from stratakv.engine.forward import Forward
-from stratakv.engine.sampling import Sampled, choose
+from stratakv.engine.sampling import Coming, Sampled, drawn
+from stratakv.engine.token_ids import NewestTokens
 from stratakv.memory.block_table import BlockTable
 from stratakv.transfer.copy_plan import NOTHING_LAUNCHED, Fence
 
@@ -79,13 +81,14 @@ HOST_COMPUTE: Final[ComputeStream] = HostCompute()
 
 class LaunchedStep:
     """``given``: set when the device has been given all of it; ``mark`` then passes when that is
-    done, and ``forward`` has its tokens. A step that chooses none has those long before."""
+    done. ``drawn``: its forward, and what it chooses, on the device. A step that chooses none is
+    known long before it is done."""
 
     def __init__(self, batch: StepBatch, sampling: SamplingBatch) -> None:
         self.batch, self.sampling = batch, sampling
         self.given = threading.Event()
         self.mark: Fence = NOTHING_LAUNCHED
-        self.forward: Future[Forward]
+        self.drawn: Future[tuple[Forward, Coming]]
 
 
 class StepFence:
@@ -104,8 +107,9 @@ class StepFence:
 
 class ThreadExecutor:
     """Two steps at once: one that is computed, and one that waits for it. Tokens are chosen on the
-    thread, so that nobody else waits for the device; ``token_source`` is asked as ever, one step
-    after the other as they are collected, and is given them. ``stream``: of the device."""
+    thread, and read there when their step is collected, so that nobody else waits for the device;
+    ``token_source`` is asked as ever, one step after the other as they are collected, and is given
+    them. ``stream``: of the device."""
 
     depth = 2
 
@@ -121,13 +125,13 @@ class ThreadExecutor:
         self._thread = ThreadPoolExecutor(1, "stratakv-compute", stream.enter)
         self._steps: deque[LaunchedStep] = deque()
         self._last: Fence = NOTHING_LAUNCHED
-        self._newest: dict[int, int] = {}
+        self._newest = NewestTokens()
         self._otherwise = np.empty(0, np.int32)
 
     def launch(self, batch: StepBatch, sampling: SamplingBatch) -> None:
         assert len(self._steps) < self.depth, "a step is launched before an older one is collected"
         step = LaunchedStep(batch, sampling)
-        step.forward = self._thread.submit(self._compute, step, self.runner.tables())
+        step.drawn = self._thread.submit(self._compute, step, self.runner.tables())
         self._steps.append(step)
         self._last = StepFence(step)
 
@@ -136,11 +140,11 @@ class ThreadExecutor:
         is not the one that all ranks have agreed on since: its keys would be another token's."""
         assert self._steps, "no step is launched"
         step = self._steps.popleft()
-        forward = step.forward.result()
-        assert forward.chosen is not None, "a step without tokens of its own"
+        forward, chosen = step.drawn.result()
+        read = self._thread.submit(chosen.read).result()
         self._check(step)
-        agreed = self._token_source.choose(forward, step.sampling)
-        own, rows = forward.chosen.tokens, step.batch.rows[step.batch.sampled]
+        agreed = self._token_source.choose(replace(forward, chosen=read), step.sampling)
+        own, rows = read.tokens, step.batch.rows[step.batch.sampled]
         self._otherwise = rows[(own != agreed.tokens) & (agreed.tokens >= 0)]
         return agreed
 
@@ -156,25 +160,24 @@ class ThreadExecutor:
     def launched(self) -> Fence:
         return self._last
 
-    def _compute(self, step: LaunchedStep, tables: Columns) -> Forward:
+    def _compute(self, step: LaunchedStep, tables: Columns) -> tuple[Forward, Coming]:
         batch = step.batch
         try:
-            rows = _unknown_rows(batch)
-            if len(rows):
-                tokens = batch.tokens.copy()
-                tokens[batch.tokens == NONE] = [self._newest[row] for row in rows.tolist()]
-                batch = replace(batch, tokens=tokens)
+            if len(_unknown_rows(batch)):
+                batch = replace(batch, newest=self._newest)
             forward = self.runner.computed(tables, batch)
         finally:  # also of a step that fails on the way: the device may be at what came before
             try:
                 step.mark = self._stream.mark()
             finally:
                 step.given.set()
-        chosen = choose(forward, step.sampling)
-        # Who has failed is computed once more before anybody knows: any token will do.
-        known = np.maximum(chosen.tokens, 0).tolist()
-        self._newest.update(zip(batch.rows[batch.sampled].tolist(), known, strict=True))
-        return replace(forward, chosen=chosen)
+        return forward, self._drawn(forward, step)
+
+    @torch.inference_mode()
+    def _drawn(self, forward: Forward, step: LaunchedStep) -> Coming:
+        chosen = drawn(forward, step.sampling)
+        self._newest.put(step.batch.rows[step.batch.sampled], chosen.tokens)
+        return chosen.coming()
 
 
 def _unknown_rows(batch: StepBatch) -> npt.NDArray[np.int32]:

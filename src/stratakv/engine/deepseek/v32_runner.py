@@ -6,6 +6,7 @@ Must not allocate pages or choose tokens.
 
 from functools import partial
 
+import numpy as np
 import torch
 
 from stratakv.core.ids import LayerId
@@ -20,6 +21,7 @@ from stratakv.engine.step_meta import StepShape
 from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
 from stratakv.engine.swap_ins import SwapShape
 from stratakv.engine.tensors import on_device
+from stratakv.engine.token_ids import token_ids
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
@@ -93,11 +95,13 @@ class DeepSeekV32Runner:
             kernels=self._kernels,
         )
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
-        hidden = self.model.model(on_device(batch.tokens, self._device).long(), step)
+        hidden = self.model.model(token_ids(batch, self._device), step)
         logits = self.model.logits(hidden[on_device(lasts, self._device)])
         scored = None
         if batch.scored is not None:
-            scored = self.model.logits(hidden[torch.from_numpy(batch.scored).to(hidden.device)])
+            scored = self.model.logits(
+                hidden[on_device(np.flatnonzero(batch.scored), self._device)]
+            )
         return Forward.of_hidden(logits, hidden, batch, scored)
 
     def _plan(self, shape: StepShape) -> GroupSteps:

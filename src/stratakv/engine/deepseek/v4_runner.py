@@ -31,6 +31,7 @@ from stratakv.engine.spilled_rows import SpilledRows, SpilledStep
 from stratakv.engine.step_meta import StepShape
 from stratakv.engine.swap_ins import SwapShape
 from stratakv.engine.tensors import on_device
+from stratakv.engine.token_ids import token_ids
 from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
@@ -97,7 +98,9 @@ class DeepSeekV4Runner:
         lasts = (shape.offsets + shape.ends - shape.starts - 1)[batch.sampled]
         logits, scored = self.model.logits(streams[on_device(lasts, self._device)]), None
         if batch.scored is not None:
-            scored = self.model.logits(streams[torch.from_numpy(batch.scored).to(self._device)])
+            scored = self.model.logits(
+                streams[on_device(np.flatnonzero(batch.scored), self._device)]
+            )
         return Forward.of_hidden(logits, streams, batch, scored)
 
     def _plan(self, batch: StepBatch, shape: StepShape) -> V4Step:
@@ -107,7 +110,7 @@ class DeepSeekV4Runner:
         index, inside = np.divmod(shape.positions, self._page_tokens)
         slots = present(tables.local[shape.token_rows, index]) * self._page_tokens + inside
         return V4Step(
-            token_ids=on_device(batch.tokens, self._device).long(),
+            token_ids=token_ids(batch, self._device),
             slots=on_device(slots, self._device),
             rotations={kind: rope.at(positions, self._dtype) for kind, rope in self._ropes.items()},
             blocks={ratio: plan.plan(shape, tables) for ratio, plan in self._blocks.items()},
