@@ -4,6 +4,7 @@ Owns both choices; another device is another ``Device``, and nothing else. Must 
 know settings.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
@@ -36,6 +37,8 @@ from stratakv.spec.offload import SELECTED, bounds_pages
 from stratakv.transfer.cpu import CpuTransferEngine
 from stratakv.transfer.engine import TransferEngine
 from stratakv.transfer.host_rows import CpuHostRows, HostRows
+
+_logger = logging.getLogger(__name__)
 
 _row_kernels: Callable[[], AttentionKernels] = RowKernels
 if IN_C:
@@ -112,7 +115,12 @@ def mirrored_runner(
 def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
     """Those that read rows where they lie know float32 alone."""
     dtype = model.module.dtype
-    return _row_kernels() if dtype == torch.float32 else DenseKernels(model.device, dtype)
+    if dtype != torch.float32:
+        return DenseKernels(model.device, dtype)
+    if not IN_C:
+        what = "stratakv.engine._row_attention or _state_steps is not built"
+        _logger.warning("%s: one-token steps run in torch, more slowly", what)
+    return _row_kernels()
 
 
 def any_amount() -> int | None:
