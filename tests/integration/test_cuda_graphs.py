@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.assembly.graphs import capture_on, refusal
+from stratakv.assembly.graphs import capture_on, reads_groups, refusal
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
@@ -130,6 +130,14 @@ def test_angles_that_follow_the_length_are_not_recorded():
     assert "rotary angles" in refusal(model, spec)
     assert "several ranks" in refusal(replace(wrap(model_to_give_away("llama")), ranks=2), spec)
     assert refusal(wrap(model_to_give_away("llama")), spec) is None
+
+
+def test_products_of_experts_are_recorded_where_torch_does_not_read_their_sizes():
+    experts, dense_layers = tiny_model("gpt_oss"), tiny_model("llama")
+    assert not reads_groups(experts, torch.bfloat16, (9, 0))
+    assert reads_groups(experts, torch.bfloat16, (8, 0))
+    assert reads_groups(experts, torch.float16, (10, 0))
+    assert not reads_groups(dense_layers, torch.float16, (8, 0))
 
 
 class Failing:

@@ -19,18 +19,18 @@ JSON = ("--log-format", "json")
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_all_that_a_server_says_is_an_object_a_line(directory, tmp_path, ranks):
-    said = tmp_path / "said"
-    server = forked(["serve", directory, "--port", "0", *SMALL_FLAGS, *JSON, "--tp", ranks], said)
+    log = tmp_path / "log"
+    server = forked(["serve", directory, "--port", "0", *SMALL_FLAGS, *JSON, "--tp", ranks], log)
     try:
-        url = _url(server, said)
+        url = _url(server, log)
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as http:
             body, headers = completion([5] * 40, 4), {"X-Request-Id": "mine"}
             assert http.post(COMPLETIONS, json=body, headers=headers).status_code == 200
     finally:
         server.send_signal(signal.SIGTERM)
         code = server.wait()
-    assert code == 0, said.read_text()
-    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    assert code == 0, log.read_text()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     (memory,) = (line["memory"] for line in lines if "memory" in line)
     assert memory["device_bytes"] == sum(group["device_bytes"] for group in memory["groups"]) > 0
     (served,) = (line for line in lines if line.get("status") == 200)
@@ -39,13 +39,13 @@ def test_all_that_a_server_says_is_an_object_a_line(directory, tmp_path, ranks):
         assert line.keys() >= {"time", "level", "logger", "message"}
 
 
-def _url(server, said):
+def _url(server, log):
     """Where it listens, once a line says so."""
     found = []
 
     def listens():
-        assert server.poll() is None, said.read_text()
-        found[:] = re.findall(r'"url": "([^"]+)"', said.read_text())
+        assert server.poll() is None, log.read_text()
+        found[:] = re.findall(r'"url": "([^"]+)"', log.read_text())
         return bool(found)
 
     wait_until(listens, "a server that listens")
@@ -60,9 +60,9 @@ def _url(server, said):
     ],
 )
 def test_why_a_server_does_not_start_is_an_object_too(directory, tmp_path, flags, named):
-    said = tmp_path / "said"
-    assert forked(["serve", directory, *JSON, *flags], said).wait() == 2
-    lines = [json.loads(line) for line in said.read_text().splitlines()]
+    log = tmp_path / "log"
+    assert forked(["serve", directory, *JSON, *flags], log).wait() == 2
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert any(line["level"] == "error" and named in line["message"] for line in lines), lines
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
+from torch import nn
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes
@@ -48,7 +49,19 @@ def refusal(model: HuggingFaceModel, spec: CacheSpec) -> str | None:
         return "rotary angles that change with a request's length are read back from the device"
     if model.ranks > 1:
         return "sums of several ranks are not recorded"
+    if model.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(model.device)
+        if reads_groups(model.module, model.module.dtype, capability):
+            return "the sizes of experts' products are read back, but in bfloat16 from sm_90 on"
     return None
+
+
+def reads_groups(module: nn.Module, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
+    """Whether a forward multiplies by groups of tokens whose sizes the host reads: torch 2.13 has
+    a kernel that does not in bfloat16 alone, and of no older GPU."""
+    if dtype == torch.bfloat16 and capability >= (9, 0):
+        return False
+    return any("_is_expert_parallel" in vars(part) for part in module.modules())
 
 
 def runs_eagerly(model: HuggingFaceModel, spec: CacheSpec) -> bool:

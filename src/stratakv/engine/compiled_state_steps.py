@@ -29,7 +29,7 @@ def compile_states(model: nn.Module) -> None:
     give_names(model, WRAPS)
 
 
-def _here(*tensors: torch.Tensor) -> bool:
+def is_float32_on_cpu(*tensors: torch.Tensor) -> bool:
     return all(one.is_cpu and one.dtype == torch.float32 for one in tensors)
 
 
@@ -58,7 +58,7 @@ def _mamba(theirs: Call) -> Call:
     ) -> torch.Tensor:
         """As Hugging Face calls it: dt, decay, skip and dt_bias are the same for all of a head."""
         fits = len(matrices) == 3 and how.get("z") is None
-        if not fits or not _here(state, inputs, dt, *matrices):
+        if not fits or not is_float32_on_cpu(state, inputs, dt, *matrices):
             return theirs(state, inputs, dt, decay, *matrices, **how)
         b, c, skip = matrices
         one, bias = dt[..., 0], how.get("dt_bias")
@@ -90,7 +90,7 @@ def _delta(theirs: Call) -> Call:
         if (
             initial_state is None
             or not fits
-            or not _here(query, key, value, g, beta, initial_state)
+            or not is_float32_on_cpu(query, key, value, g, beta, initial_state)
         ):
             return theirs(query, key, value, g=g, beta=beta, initial_state=initial_state, **how)
         query, key = (_normal(one[:, 0]) for one in (query, key))
@@ -119,7 +119,7 @@ def _convolution(theirs: Call) -> Call:
     ) -> torch.Tensor:
         """inputs [n, channels, 1]; changes ``state`` [n, channels, width]."""
         fits = inputs.shape[-1] == 1 and state.is_contiguous() and not how
-        if not fits or not _here(inputs, state, weight):
+        if not fits or not is_float32_on_cpu(inputs, state, weight):
             return theirs(inputs, state, weight, bias, activation, **how)
         out = torch.empty(inputs.shape[:2], dtype=inputs.dtype)
         others = [_array(weight)] if bias is None else [_array(weight), _array(bias)]
