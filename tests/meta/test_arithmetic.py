@@ -31,6 +31,7 @@ WAIVERS: dict[str, str] = {
     "357f809036330899": "the same, on any number of threads; what is in C is in identities",
     "b8ba85befca1d1eb": "the same, and on a GPU tokens and what is finite stay until they are read",
     "7ca5de25ce288e2d": "the same, and what chooses C for states has a public name",
+    "be0478b142b38075": "the same, and a model that is adopted again has its own forwards before",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

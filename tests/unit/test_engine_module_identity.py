@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.engine.in_c import IN_C
-from stratakv.engine.model import load_model
+from stratakv.engine.model import load_model, wrap
 from stratakv.engine.model_facts import read_facts
 from stratakv.engine.module_identity import module_identity
 from stratakv.engine.own_memory import own_weights
@@ -61,6 +61,16 @@ def test_every_tensor_in_memory_decides_it(family, dtype):
             data[place] = kept
     assert len(found) == 1 + changes
     assert identity(model) == before
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3_next", "mamba2", "nemotron_h"])
+def test_who_is_adopted_again_has_its_name(family):
+    model = model_to_give_away(family)
+    first = wrap(model).fingerprint
+    assert wrap(model).fingerprint == first == wrap(model_to_give_away(family)).fingerprint
+    layer = model.get_decoder().layers[0]
+    layer.forward = functools.partial(layer.forward)
+    assert wrap(model).fingerprint != first
 
 
 def test_numbers_that_modules_hold_decide_it():

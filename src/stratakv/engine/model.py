@@ -26,6 +26,7 @@ from stratakv.engine.lora_hooks import Adapters, unfit
 from stratakv.engine.model_facts import DTYPES, ModelFacts, facts_of, read_facts
 from stratakv.engine.module_code import CodeWalk, warn_of
 from stratakv.engine.module_identity import module_identity
+from stratakv.engine.other_names import take_names
 from stratakv.engine.own_memory import left_by_the_loader, own_weights
 from stratakv.engine.parallel import device_refusal, loading, tp_refusal
 from stratakv.engine.precision import computed_on, modes, releases
@@ -149,6 +150,7 @@ def _placed(module: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 
 def wrap(module: PreTrainedModel) -> HuggingFaceModel:
     """Take over a model in memory: from here on it runs only under a ``ModelRunner``."""
+    take_names(module)
     return _adopt(module, module_identity(module, _dtype_name(module)), ranks=1)
 
 

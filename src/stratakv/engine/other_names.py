@@ -1,18 +1,34 @@
 """A model's layers with other functions under the names that they call.
 
 Hugging Face's layers call what computes their states by a global name. Owns giving a layer a
-forward of the same code in a namespace of its own; neither its class nor another model sees it.
+forward of the same code in a namespace of its own, and taking it away again; neither its class
+nor another model sees it.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 from torch import nn
 
 Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """From the function that a layer calls to the one that it is to call."""
+
+
+_made: Final[WeakSet[FunctionType]] = WeakSet()
+
+
+def take_names(model: nn.Module) -> None:
+    """Let every layer of ``model`` have the forward of its class again where ``give_names`` gave it
+    another: a model that is adopted a second time is the one that it was."""
+    for part in model.modules():
+        match vars(part).get("forward"):
+            case MethodType(__func__=FunctionType() as forward) if forward in _made:
+                del part.forward
+            case _:
+                pass
 
 
 def give_names(model: nn.Module, wraps: Mapping[str, Wrap]) -> int:
@@ -43,4 +59,5 @@ def _with_names(forward: FunctionType, wraps: Mapping[str, Wrap]) -> FunctionTyp
         forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__
     )
     copy.__kwdefaults__ = forward.__kwdefaults__
+    _made.add(copy)
     return copy
