@@ -34,6 +34,7 @@ OTHERS_FLAGS: Final = {
     "--hicache-storage-prefetch-policy", "--hicache-write-policy", "--model-path",
     "--l2-adapter", "--no-skip-verify", "--speculative-draft-load-format", "--enable-metrics",
     "--enable-prefix-caching", "--l1-write-ttl-seconds", "--hash-algorithm",
+    "--tokenizer", "--hf-config-path", "--trust-remote-code", "--json-model-override-args",
 }  # fmt: skip
 """Flags of other programs that a document may name."""
 

@@ -30,10 +30,11 @@ def released(monkeypatch, number):
     monkeypatch.setattr("stratakv.connect.doctor.version", lambda _: number)
 
 
-def verdicts(model, storage, key_file=None):
+def verdicts(model, storage, key_file=None, *, engine="vllm", flags=()):
     setup = EngineSetup(
-        engine="vllm", model=str(model), storage=storage, storage_key_file=key_file, host_bytes=1
-    )
+        engine=engine, model=str(model), storage=storage, storage_key_file=key_file,
+        host_bytes=1, flags=flags,
+    )  # fmt: skip
     return {check.what: (check.verdict, check.text) for check in examine(setup)}
 
 

@@ -1,6 +1,7 @@
 """The back end as SGLang drives it, without SGLang: what comes back is what was stored, and what
 another server must never hit."""
 
+import json
 from threading import Event
 
 import pytest
@@ -21,7 +22,7 @@ from tests.fixtures.fake_sglang import (
     arguments,
     storage_config,
 )
-from tests.unit.test_connect_vllm import checkpoint, native_code
+from tests.unit.test_connect_vllm import ELSEWHERE, checkpoint, native_code
 
 pytestmark = pytest.mark.usefixtures("no_toolkit")
 KEYS = [f"{number:064x}" for number in range(6)]
@@ -585,6 +586,7 @@ def test_clearing_forgets_every_page(servers, model, storage):
         ({"load_format": "dummy"}, {}, "--load-format dummy"),
         ({"speculative_draft_load_format": "dummy"}, {}, "--speculative-draft-load-format dummy"),
         ({"model_path": "org/name"}, {}, "MODEL org/name"),
+        ({"tokenizer_path": "org/name"}, {}, "--tokenizer-path org/name: allowed is a directory"),
         ({}, {"storage": "ftp://x"}, "--storage ftp://x"),
         ({}, {"storage": None}, "--hicache-storage-backend-extra-config storage None"),
         (
@@ -602,6 +604,20 @@ def test_what_no_name_can_hold_is_refused_at_the_start(
     path = server.pop("model_path", model)
     with pytest.raises(ConfigError, match=words):
         servers(path, storage, config={"extra": extra}, **server)
+
+
+def test_code_that_lies_elsewhere_is_refused_at_the_start(servers, model, storage, tmp_path):
+    """From wherever the engine takes a configuration (tests/unit/test_connect_remote_code.py)."""
+    other, words = checkpoint(tmp_path / "other"), "auto_map AutoModel org/repo--a.A is code"
+    servers(model, storage, tokenizer_path=str(other))
+    (other / "config.json").write_text(json.dumps(ELSEWHERE))
+    with pytest.raises(ConfigError, match=f"^--tokenizer-path {other}: config.json: {words}"):
+        servers(model, storage, tokenizer_path=str(other))
+    with pytest.raises(ConfigError, match=f"^--json-model-override-args: {words}"):
+        servers(model, storage, json_model_override_args=json.dumps(ELSEWHERE))
+    for changes in ({}, {"speculative_draft_model_path": str(other)}):
+        with pytest.raises(ConfigError, match=f"^MODEL {other}: config.json: {words}"):
+            servers(model if changes else other, storage, **changes)
 
 
 def exposed():

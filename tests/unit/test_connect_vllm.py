@@ -177,7 +177,6 @@ def test_two_engines_on_one_store_share_pages_and_write_each_once(managers, mode
         {"specs": ("FullAttentionSpec(block_size=32)", "SlidingWindowSpec(sliding_window=32)")},
         {"specs": ("SlidingWindowSpec(sliding_window=64)", "FullAttentionSpec(block_size=32)")},
         {"device": "cuda"},
-        {"tokenizer": "org/another"},
         {"mamba_cache_mode": "align"},
         {"hash": "sha256_cbor"},
         {"speculative": speculative()},
@@ -369,6 +368,11 @@ def test_a_job_that_comes_back_in_part_names_what_did(managers, model, storage, 
             {"speculative": speculative(draft_load_config=record("L", load_format="dummy"))},
             "--load-format dummy",
         ),
+        ({"tokenizer": "org/name"}, "--tokenizer org/name: allowed is a directory"),
+        (
+            {"more": {"ModelConfig": {"hf_config_path": "org/name"}}},
+            "--hf-config-path org/name: allowed is a directory",
+        ),
         ({"hash": "xxhash"}, "--prefix-caching-hash-algo xxhash"),
         ({"extra": {"storage": "ftp://x"}}, "--storage ftp://x"),
         ({"extra": {"storage": None}}, "--kv-transfer-config storage None"),
@@ -382,6 +386,29 @@ def test_a_job_that_comes_back_in_part_names_what_did(managers, model, storage, 
 def test_what_no_name_can_hold_is_refused_at_the_start(managers, model, storage, changes, words):
     with pytest.raises(ConfigError, match=words):
         managers(model, storage, **changes)
+
+
+ELSEWHERE = {"auto_map": {"AutoModel": "org/repo--a.A"}}
+"""Code that lies in no directory of ours."""
+
+
+def test_code_that_lies_elsewhere_is_refused_at_the_start(managers, model, storage, tmp_path):
+    """From wherever the engine takes a configuration (tests/unit/test_connect_remote_code.py)."""
+    other, words = checkpoint(tmp_path / "other"), "auto_map AutoModel org/repo--a.A is code"
+    ways = {
+        f"--tokenizer {other}": {"tokenizer": str(other)},
+        f"--hf-config-path {other}": {"more": {"ModelConfig": {"hf_config_path": str(other)}}},
+    }
+    for changes in ways.values():
+        managers(model, storage, **changes)
+    (other / "config.json").write_text(json.dumps(ELSEWHERE))
+    text = {"hf_text_config": SimpleNamespace(to_dict=lambda: ELSEWHERE)}
+    ways["MODEL .*: model_config.hf_text_config"] = {"more": {"ModelConfig": text}}
+    for flag, changes in ways.items():
+        with pytest.raises(ConfigError, match=f"^{flag}.*: {words}"):
+            managers(model, storage, **changes)
+    with pytest.raises(ConfigError, match=f"^MODEL {other}: config.json: {words}"):
+        managers(other, storage)
 
 
 def test_a_model_that_is_no_directory_is_refused(managers, storage, tmp_path):

@@ -120,7 +120,11 @@ def measure(model: Path, digests: Path | None, threads: int) -> LoadCase:
 
     def theirs() -> nn.Module:
         return AutoModelForCausalLM.from_pretrained(
-            model, dtype="auto", local_files_only=True, use_safetensors=True
+            model,
+            dtype="auto",
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
 
     def ours() -> nn.Module:

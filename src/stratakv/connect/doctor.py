@@ -19,6 +19,7 @@ from stratakv.connect.checks import Check, check_lines
 from stratakv.connect.contract import broken
 from stratakv.connect.engines import ENGINES, SupportedEngine
 from stratakv.connect.namespace_records import load_records
+from stratakv.connect.remote_code import refuse_code_elsewhere
 from stratakv.connect.store_checks import store_check
 from stratakv.connect.stores import open_engine_store
 from stratakv.connect.why_miss import AskedPrompt, BlockHashes, look_up
@@ -207,7 +208,10 @@ def _model(name: str) -> Check:
     if not directory.is_dir():
         return Check("model", "bad", f"{name} is no directory of this machine", advice)
     try:
+        refuse_code_elsewhere("MODEL", directory)
         found = read_checkpoint(directory.resolve(), Kernel(boot=boot_of_this_machine()))
+    except ConfigError as error:
+        return Check("model", "bad", str(error), "a copy of the directory, mended as it says")
     except (OSError, ValueError) as error:
         return Check("model", "bad", f"{name}: {error}", advice)
     size = sum(file.stat.size for file in found.weights)

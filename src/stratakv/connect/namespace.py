@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from stratakv.connect.remote_code import directory_of, refuse_code_elsewhere
 from stratakv.core.errors import ConfigError
 from stratakv.core.identity.digests import framed
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
@@ -66,8 +67,9 @@ def identify_weights(directory: Path) -> bytes:
     that comes with it, and files of weights that Hugging Face's loader leaves out: engines choose
     others (``consolidated``, or all there are). Reads all weights that were not read lately.
 
-    ConfigError where it holds no model with safetensors.
+    ConfigError where it holds no model with safetensors, or names code that lies elsewhere.
     """
+    refuse_code_elsewhere("MODEL", directory)
     code = _code("MODEL", directory)
     processing = _processing("MODEL", directory)
     with ModelIdentity(directory) as identity:
@@ -76,16 +78,14 @@ def identify_weights(directory: Path) -> bytes:
 
 def processing_field(flag: str, tokenizer: str, model: str) -> Mapping[str, str]:
     """What of ``PROCESSING`` another directory has than the model's, from which engines take it as
-    well, with the model's type there, and the code; of a ``tokenizer`` that is no directory, its
-    name. Its tokens decide no page.
+    well, with the model's type there, and the code. Its tokens decide no page.
 
-    ConfigError where it cannot be read.
+    ConfigError where it cannot be read, is no directory, or names code that lies elsewhere.
     """
     if tokenizer == model:
         return {"processing": ""}
-    if not Path(tokenizer).is_dir():
-        return {"processing": tokenizer}
-    there = Path(tokenizer)
+    there = directory_of(flag, tokenizer)
+    refuse_code_elsewhere(flag, there)
     files = [*_processing(flag, there), *_read(flag, there, "config.json"), *_code(flag, there)]
     return {"processing": framed(files).hex() if files else ""}
 
@@ -102,7 +102,7 @@ def _processor(text: bytes) -> list[bytes]:
     """What a tokenizer's configuration says of the processor around it; all of one that is none."""
     try:
         given: object = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         return [TOKENIZER.encode(), text]

@@ -8,6 +8,7 @@ Owns these trials. Runs in SGLang's environment; starts nothing and reads no wei
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,8 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
+from stratakv.connect.namespace import processing_field
+from stratakv.connect.remote_code import refuse_code_elsewhere
 from stratakv.connect.sglang_fields import check_settings
 
 
@@ -56,3 +59,8 @@ def parsed_flags(words: Sequence[str]) -> tuple[Mapping[str, Any], Sequence[str]
 def check_flags(values: Mapping[str, Any]) -> None:
     """ConfigError for what the back end would refuse at the start."""
     check_settings(values)
+    if (tokenizer := values["tokenizer_path"]) is not None:
+        processing_field("--tokenizer-path", tokenizer, values["model_path"])
+    draft = values["speculative_draft_model_path"]
+    if draft is not None and Path(draft).is_dir():
+        refuse_code_elsewhere("--speculative-draft-model-path", Path(draft))

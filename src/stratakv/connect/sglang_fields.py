@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from stratakv.connect.namespace import processing_field
 from stratakv.connect.native_code import compiler_fields, host_compiler_fields
+from stratakv.connect.remote_code import refuse_named_code
 from stratakv.connect.sglang_harmless import (
     EXTERNAL_CODE,
     GRAPH_SIZES,
@@ -50,7 +51,7 @@ def fields_of(
     check_settings(settings)
     model = str(settings["model_path"])
     known: dict[str, object] = {**settings}
-    if isinstance(overrides := settings.get(OVERRIDES), str):
+    if isinstance(overrides := settings[OVERRIDES], str):
         known[OVERRIDES] = _canonical(overrides)
     if isinstance(graphs := settings.get(GRAPHS), Mapping):
         known[GRAPHS] = {name: _without_sizes(phase) for name, phase in graphs.items()}
@@ -137,6 +138,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"--speculative-draft-load-format {draft}: allowed are {', '.join(FORMATS)}"
         )
+    if isinstance(overrides := settings[OVERRIDES], str):
+        refuse_named_code("--json-model-override-args", _canonical(overrides))
     if not Path(settings["model_path"]).is_dir():
         raise ConfigError(
             f"MODEL {settings['model_path']}: allowed is the directory of a checkpoint; one from a "

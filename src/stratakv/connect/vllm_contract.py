@@ -6,6 +6,7 @@ Owns these trials. Runs in vLLM's environment; starts nothing and reads no weigh
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -18,8 +19,10 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult
 
+from stratakv.connect.namespace import processing_field
+from stratakv.connect.remote_code import refuse_code_elsewhere
 from stratakv.connect.vllm import OFF, PAGES, StrataTier
-from stratakv.connect.vllm_fields import refuse
+from stratakv.connect.vllm_fields import check_config_path, refuse
 from stratakv.core.errors import ConfigError
 
 
@@ -59,6 +62,15 @@ def check_flags(values: Mapping[str, Any]) -> None:
         formats=[str(values["load_format"])],
         algorithm=str(values["prefix_caching_hash_algo"]),
     )
+    if (tokenizer := values["tokenizer"]) is not None:
+        processing_field("--tokenizer", tokenizer, str(values["model_tag"]))
+    if (configured := values["hf_config_path"]) is not None:
+        check_config_path(configured)
+    match values["speculative_config"]:
+        case {"model": str(draft)} if Path(draft).is_dir():
+            refuse_code_elsewhere("--speculative-config", Path(draft))
+        case _:
+            pass
     if values["enable_prefix_caching"] is False:
         raise ConfigError(
             "--enable-prefix-caching is off: allowed is prefix caching, which asks the tiers"

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 
 from stratakv.connect.namespace import processing_field
 from stratakv.connect.native_code import compiler_fields, host_compiler_fields
+from stratakv.connect.remote_code import directory_of, refuse_code_elsewhere, refuse_named_code
 from stratakv.connect.vllm_harmless import BINDING, CHECKPOINTS, PLUGINS, SETTINGS, VARIABLES
 from stratakv.connect.whole_settings import (
     flat_settings,
@@ -43,7 +44,11 @@ def fields_of(
     model, settings = config.model_config, flat_settings(config, _harmless(config), CHECKPOINTS)
     for name, value in settings.items():
         if name.rpartition(".")[2] in CHECKPOINTS and value is not None:
-            settings[name] = settings_text(cast("Any", value).to_dict())
+            found = cast("Any", value).to_dict()
+            refuse_named_code(f"MODEL {model.model}: {name}", found)
+            settings[name] = settings_text(found)
+        if name.rpartition(".")[2] == "hf_config_path" and value is not None:
+            check_config_path(str(value))
     return {
         **setting_fields(settings, ()),
         **variable_fields(environment, registered, "VLLM_", VARIABLES),
@@ -105,6 +110,13 @@ def trailing_tokens(spec: Any) -> int | None:  # noqa: ANN401 - a KVCacheSpec
 def settings_text(settings: Mapping[str, object]) -> str:
     """A Hugging Face configuration, without where it lies."""
     return json.dumps(_without_places(settings), sort_keys=True, default=repr)
+
+
+def check_config_path(name: str) -> None:
+    """ConfigError where a configuration beside the model's is no directory of this machine, or
+    names code that lies elsewhere."""
+    flag = "--hf-config-path"
+    refuse_code_elsewhere(flag, directory_of(flag, name))
 
 
 def weights_directory(name: str) -> Path:

@@ -116,12 +116,13 @@ def _none(tensor: StoredTensor) -> bool:
 
 def _loaded(path: Path, dtype: str, facts: ModelFacts, ranks: int) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         loaded = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
             **loading(config, facts, ranks),

@@ -84,7 +84,10 @@ def _read(path: Path, dtype: str) -> tuple[PretrainedConfig, str]:
     check_choice("--dtype", dtype, (*DTYPES, "auto"))
     check_model_directory("MODEL", path)
     try:
-        config = cast("PretrainedConfig", AutoConfig.from_pretrained(path, local_files_only=True))
+        config = cast(
+            "PretrainedConfig",
+            AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False),
+        )
     except _UNREADABLE as error:
         raise ConfigError(f"MODEL {path}: not a causal LM that loads: {error}") from error
     if dtype == "auto":

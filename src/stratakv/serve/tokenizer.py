@@ -32,7 +32,9 @@ class Tokenizer:
 
     def __init__(self, path: Path) -> None:
         try:
-            loaded = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            loaded = AutoTokenizer.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(f"MODEL {path}: it holds no tokenizer that loads: {error}") from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
