@@ -101,7 +101,7 @@ format: $(VENV)/check.stamp ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(ENGINES) $(CLIENTS) build out src/stratakv.egg-info src/stratakv/*/_*.so
+	rm -rf $(VENV) $(ENGINES) $(CLIENTS) build out src/stratakv.egg-info src/stratakv/*/_*.so src/stratakv/*/*/_*.so
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'

@@ -24,8 +24,8 @@ setup(
             ("storage.file", "_page_io"),
             ("sparse", "_swap_in"),
             ("sparse", "_reads"),
-            ("engine", "_row_attention"),
-            ("engine", "_state_steps"),
+            ("engine.attention", "_row_attention"),
+            ("engine.huggingface", "_state_steps"),
             ("engine.deepseek", "_scores"),
         )
     ]

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from scripts.family_table import exact
-from stratakv.engine.model import wrap
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.support import continues_token_by_token, time_steps_of
 from tests.fixtures.models import changed_model, forward, forward_rows, random_prompt, uncached
 from tests.fixtures.runner_host import Host

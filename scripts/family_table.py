@@ -16,7 +16,7 @@ import torch
 
 from scripts.families_not_served import NOT_SERVED
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES, FAMILIES, NOT_CACHED
 from stratakv.spec.groups import CacheSpec

@@ -21,17 +21,17 @@ from stratakv.assembly.sizing import Sizes, buffer_rows, spec_for
 from stratakv.cache.records import CachedTokens, CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId, PageIds, RequestId
+from stratakv.engine.attention.torch_pools import TorchPools
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.executor import OwnTokens, Runner, TokenSource
 from stratakv.engine.forward import Forward
 from stratakv.engine.grammars import NO_GRAMMARS, Grammars
-from stratakv.engine.model import HuggingFaceModel
+from stratakv.engine.huggingface.model import HuggingFaceModel
 from stratakv.engine.request import FinishReason, Output, Phase, Prompt, SamplingParams
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.stats import RequestStatus
-from stratakv.engine.torch_pools import TorchPools
-from stratakv.engine.verify import cached_on
-from stratakv.engine.verify_report import Way
+from stratakv.engine.verify.claims import cached_on
+from stratakv.engine.verify.report import Way
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec, Home

@@ -38,7 +38,7 @@ FACTORIES = {
 def as_on_a_gpu(monkeypatch):
     """Layers with states are Hugging Face's own: what is C on a CPU goes by the host."""
     if IN_C:
-        takes = "stratakv.engine.compiled_state_steps.is_float32_on_cpu"
+        takes = "stratakv.engine.huggingface.compiled_state_steps.is_float32_on_cpu"
         monkeypatch.setattr(takes, lambda *tensors: False)
 
 

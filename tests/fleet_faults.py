@@ -19,7 +19,7 @@ from stratakv.cache.commits import Committer
 from stratakv.cache.retraction import Retraction
 from stratakv.core.errors import RankLostError
 from stratakv.core.page_keys import Namespace
-from stratakv.engine.step_messages import StepSync
+from stratakv.engine.ranks.step_messages import StepSync
 from stratakv.policy.prefetch_ends import Ends, last_of
 from stratakv.spec.sharding import Sharding, Strip
 from stratakv.storage import sharded

@@ -6,8 +6,8 @@ from random import Random
 import numpy as np
 
 from stratakv.core.ids import RequestId
+from stratakv.engine.ranks.step_messages import Flush, Submit
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import Flush, Submit
 from stratakv.policy.prefetch_pace import PrefetchPolicy, StopPolicy, WaitComplete
 from stratakv.policy.write import WriteThrough
 from stratakv.spec.sharding import Sharding

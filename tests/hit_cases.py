@@ -18,10 +18,10 @@ from stratakv.core.clock import MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
 from stratakv.engine.executor import TokenSource
-from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.verify import Settings, Verifier, compare
-from stratakv.engine.verify_report import Exact, Way
-from stratakv.engine.verify_session import Scribe, VerifyOutput, VerifySession
+from stratakv.engine.huggingface.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.verify.claims import Settings, Verifier, compare
+from stratakv.engine.verify.report import Exact, Way
+from stratakv.engine.verify.session import Scribe, VerifyOutput, VerifySession
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.groups import CacheSpec

@@ -8,8 +8,8 @@ from itertools import count
 import torch
 
 from stratakv.assembly.cuda import Gpu, device_over
-from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.graph_choice import GraphOptions
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.cuda.graph_choice import GraphOptions
 from stratakv.engine.thread_executor import MirroredRunner
 from stratakv.transfer.cuda import PinOptions
 from tests.fake_cuda import BOTH_WAYS, FakeCuda

@@ -21,7 +21,7 @@ from stratakv.assembly.sizing import size
 from stratakv.assembly.stores import reach_store
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 from stratakv.storage.io_worker import Backends
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.storage_faults import Faults, FaultyBackend

@@ -10,7 +10,7 @@ from stratakv.assembly.build import Sockets
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.grammars import NO_GRAMMARS
-from stratakv.engine.model import with_adapters
+from stratakv.engine.huggingface.model import with_adapters
 from stratakv.spec.derive import spec_of
 from stratakv.spec.retention import KeepBoundary, KeepChunk, KeepLive, KeepWindow
 from stratakv.testing.hand_off import HandOffSide, LocalHandOff

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 from tests.fixtures.models import random_prompt, reference_greedy
 from tests.fixtures.runner_host import Host
 from tests.fixtures.schedules import LENGTHS, NEW, ragged_schedule

@@ -19,11 +19,11 @@ from stratakv.assembly.models import EngineParts
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import NONE, GroupId, PageKey
 from stratakv.core.page_keys import PageHasher
+from stratakv.engine.attention.torch_pools import TorchPools
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Prompt
 from stratakv.engine.stats import RequestStatus
-from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import needed

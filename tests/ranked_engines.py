@@ -20,9 +20,9 @@ from stratakv.assembly.rank_context import RankContext, sharing_of
 from stratakv.assembly.sizing import size
 from stratakv.assembly.stores import reach_store
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import load_model
-from stratakv.engine.model_facts import read_facts
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.huggingface.model import load_model
+from stratakv.engine.huggingface.model_facts import read_facts
+from stratakv.engine.ranks.ranked import RankedEngine
 from stratakv.storage.backend import ObjectKey, WriteStatus
 from stratakv.storage.io_worker import Backends
 from stratakv.testing.patience import PATIENCE_S

@@ -15,7 +15,7 @@ from stratakv.assembly.sizing import size
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.disagg.nixl import NixlTransport
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 from stratakv.spec.sharding import sharding_of
 from stratakv.testing.hand_off import HandOffSide
 from stratakv.testing.patience import PATIENCE_S

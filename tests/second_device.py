@@ -13,10 +13,10 @@ from random import Random
 import torch
 
 from stratakv.assembly.device import Device, mirrored_runner
-from stratakv.engine.dense_kernels import DenseKernels
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.attention.torch_pools import TensorPools
 from stratakv.engine.forward import Forward
 from stratakv.engine.thread_executor import ThreadExecutor
-from stratakv.engine.torch_pools import TensorPools
 from stratakv.memory.host_arena import HostArena
 from stratakv.testing.compute_queue import ComputeQueue
 from stratakv.testing.patience import PATIENCE_S

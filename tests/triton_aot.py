@@ -23,12 +23,12 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import create_function_from_signature
 
-from stratakv.engine import triton_kernels
+from stratakv.engine.attention import triton_kernels
+from stratakv.engine.attention.kernels import Expanded, IndexKeys, Paged, SelectedRows
+from stratakv.engine.attention.paged_layer import LatentPages, Scoring
+from stratakv.engine.attention.triton_kernels import TritonKernels
+from stratakv.engine.attention.triton_swap_ins import room_of
 from stratakv.engine.deepseek import triton_best_keys
-from stratakv.engine.kernels import Expanded, IndexKeys, Paged, SelectedRows
-from stratakv.engine.paged_layer import LatentPages, Scoring
-from stratakv.engine.triton_kernels import TritonKernels
-from stratakv.engine.triton_swap_ins import room_of
 from stratakv.sparse import triton_swap_in
 from stratakv.sparse.reads import EntryPlaces
 from stratakv.spec.retention import KeepAll, KeepWindow

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from stratakv.core.ids import NONE
-from stratakv.engine.triton_swap_ins import room_of
+from stratakv.engine.attention.triton_swap_ins import room_of
 from stratakv.sparse.reads import EntryPlaces
 from stratakv.sparse.swap_in import SwapIn
 from stratakv.sparse.triton_swap_in import BufferTables, Planned, Selected, launch_plan

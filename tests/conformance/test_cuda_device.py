@@ -13,8 +13,8 @@ from stratakv.assembly.devices import device_of
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import load_model, wrap
-from stratakv.engine.verify_report import Way
+from stratakv.engine.huggingface.model import load_model, wrap
+from stratakv.engine.verify.report import Way
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
 from stratakv.testing.specs import small_spec
 from tests.engines import greedy, run, tokens_of

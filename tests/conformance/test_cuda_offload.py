@@ -4,8 +4,8 @@ would say with all on the device. Host pages that nothing was written to are NaN
 
 import pytest
 
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.triton_swap_ins import TritonSwapIns
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.triton_swap_ins import TritonSwapIns
 from tests.fixtures.deepseek_v32 import random_tokens
 from tests.late_gpu import AT, late_gpu
 from tests.offloading import CASES, answers, rows_of

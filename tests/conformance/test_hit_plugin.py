@@ -13,9 +13,9 @@ import torch
 from stratakv.assembly import device as devices
 from stratakv.cache.admit import Admitter
 from stratakv.engine.executor import Runner
-from stratakv.engine.verify import Settings, Verifier, cut_sizes
-from stratakv.engine.verify_report import Differs, Exact, NotRun, VerifyReport, Way
-from stratakv.engine.verify_session import VerifyOutput
+from stratakv.engine.verify.claims import Settings, Verifier, cut_sizes
+from stratakv.engine.verify.report import Differs, Exact, NotRun, VerifyReport, Way
+from stratakv.engine.verify.session import VerifyOutput
 from stratakv.spec.derive import spec_of
 from stratakv.storage.backend import StoreFormat
 from stratakv.storage.memory import MemoryBackend

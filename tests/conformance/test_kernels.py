@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.engine import step_plan
-from stratakv.engine.dense_kernels import DenseAttention, DenseKernels
-from stratakv.engine.kernels import Paged
-from stratakv.engine.row_kernels import RowIndex, RowKernels
+from stratakv.engine.attention import step_plan
+from stratakv.engine.attention.dense_kernels import DenseAttention, DenseKernels
+from stratakv.engine.attention.kernels import Paged
+from stratakv.engine.attention.row_kernels import RowIndex, RowKernels
 from stratakv.spec.retention import KeepAll, KeepWindow
 from stratakv.testing.kernel_conformance import HEADS, KernelConformance
 
@@ -29,9 +29,12 @@ class TestRowKernels(KernelConformance):
         return RowKernels()
 
 
+COMPILED = "stratakv.engine.attention.compiled_row_kernels"
+
+
 class TestCompiledRowKernels(KernelConformance):
     def kernels(self, dtype):
-        compiled = pytest.importorskip("stratakv.engine.compiled_row_kernels", exc_type=ImportError)
+        compiled = pytest.importorskip(COMPILED, exc_type=ImportError)
         return compiled.CompiledRowKernels()
 
 

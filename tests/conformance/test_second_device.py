@@ -9,9 +9,9 @@ from stratakv.assembly.device import CPU
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import wrap
-from stratakv.engine.torch_pools import TensorPools
-from stratakv.engine.verify_report import Way
+from stratakv.engine.attention.torch_pools import TensorPools
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.verify.report import Way
 from stratakv.testing.hit_equals_recompute import HitEqualsRecompute
 from tests.engines import greedy, run, tokens_of
 from tests.fixtures.models import (

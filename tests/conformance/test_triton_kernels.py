@@ -4,8 +4,8 @@ import pytest
 import torch
 from triton.runtime.errors import InterpreterError
 
-from stratakv.engine import triton_kernels
-from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.engine.attention import triton_kernels
+from stratakv.engine.attention.triton_kernels import TritonKernels
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow
 from stratakv.testing.kernel_conformance import HEADS, KernelConformance
 

@@ -10,8 +10,8 @@ import torch
 from stratakv.assembly.cuda import cuda_device
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
-from stratakv.engine.graph_choice import GraphOptions
-from stratakv.engine.model import wrap
+from stratakv.engine.cuda.graph_choice import GraphOptions
+from stratakv.engine.huggingface.model import wrap
 from tests.engines import asked_of_lengths, logprobs_of, run, tokens_of
 from tests.fixtures.models import model_to_give_away
 

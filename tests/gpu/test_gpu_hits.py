@@ -7,10 +7,10 @@ import torch
 
 from stratakv.assembly.cuda import cuda_device
 from stratakv.core.clock import MonotonicClock
-from stratakv.engine.model import wrap
-from stratakv.engine.verify import Settings, Verifier, cut_sizes
-from stratakv.engine.verify_report import Way
-from stratakv.engine.verify_rounding import bound_beside, compare_rounded, measure_rounding
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.verify.claims import Settings, Verifier, cut_sizes
+from stratakv.engine.verify.report import Way
+from stratakv.engine.verify.rounding import bound_beside, compare_rounded, measure_rounding
 from stratakv.serve.verify_model import MOST_ROUNDING
 from stratakv.spec.derive import spec_of
 from stratakv.testing.hit_engine import PAGE_TOKENS

@@ -2,7 +2,7 @@
 
 import torch
 
-from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.engine.attention.triton_kernels import TritonKernels
 from stratakv.testing.kernel_conformance import KernelConformance
 
 AT = torch.device("cuda", 0)

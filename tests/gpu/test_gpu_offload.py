@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stratakv.assembly.cuda import cuda_device
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from tests.fixtures.deepseek_v32 import random_tokens
 from tests.offloading import CASES, answers, rows_of
 from tests.offloading_ahead import ahead, lending

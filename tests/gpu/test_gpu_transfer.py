@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.cuda_driver import TorchCuda, trial_memory
-from stratakv.engine.torch_pools import TensorPools
+from stratakv.engine.attention.torch_pools import TensorPools
+from stratakv.engine.cuda.driver import TorchCuda, trial_memory
 from stratakv.memory.host_arena import HostArena
 from stratakv.testing.specs import small_spec
 from stratakv.testing.transfer_conformance import TransferConformance

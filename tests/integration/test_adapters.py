@@ -11,8 +11,8 @@ import torch
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.lora_hooks import Adapters
-from stratakv.engine.model import with_adapters, wrap
+from stratakv.engine.huggingface.lora_hooks import Adapters
+from stratakv.engine.huggingface.model import with_adapters, wrap
 from stratakv.spec.derive import spec_of
 from tests.engines import (
     RecordingRunner,

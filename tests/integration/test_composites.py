@@ -7,8 +7,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from scripts.families_not_served import NOT_SERVED
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import load_model, wrap
-from stratakv.engine.model_facts import facts_of
+from stratakv.engine.huggingface.model import load_model, wrap
+from stratakv.engine.huggingface.model_facts import facts_of
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.support import refusal

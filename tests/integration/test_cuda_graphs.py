@@ -12,8 +12,8 @@ from stratakv.assembly.graphs import capture_on, reads_groups, refusal
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.graph_choice import GraphSizes
-from stratakv.engine.model import wrap
+from stratakv.engine.cuda.graph_choice import GraphSizes
+from stratakv.engine.huggingface.model import wrap
 from stratakv.spec.derive import spec_of
 from tests.engines import asked_of_lengths, drain, logprobs_of, retract_youngest, tokens_of
 from tests.fake_graphs import Computed, FakeGraphs, NotCapturableError, as_on_a_gpu

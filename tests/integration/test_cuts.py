@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import wrap
-from stratakv.engine.verify_session import Scribe
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.verify.session import Scribe
 from stratakv.spec.support import state_places
 from tests.engines import evict_device, on_device, on_host, small_engine
 from tests.exact_families import NAMED

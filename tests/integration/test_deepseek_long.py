@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV4Config, DeepseekV32Config, GlmMoeDsaConfig
 
 from stratakv.engine.deepseek import v4_attention, v32_indexer
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from tests.fixtures import deepseek_v4, deepseek_v32
 from tests.fixtures.deepseek_v4 import V4Host
 from tests.fixtures.models import TOLERANCE

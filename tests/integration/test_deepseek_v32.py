@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from stratakv.core.ids import LayerId
-from stratakv.engine import scratch_limit, step_plan
+from stratakv.engine.attention import scratch_limit, step_plan
 from stratakv.engine.deepseek import common_topk, v32_runner
-from stratakv.engine.model import load_model, wrap
+from stratakv.engine.huggingface.model import load_model, wrap
 from tests.fixtures.deepseek_v32 import (
     CONFIGS,
     SURE,

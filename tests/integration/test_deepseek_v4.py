@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.engine import scratch_limit
+from stratakv.engine.attention import scratch_limit
 from stratakv.engine.deepseek import v4_queries
 from stratakv.engine.deepseek.v4_model import V4Model
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 from tests.fixtures.deepseek_v4 import (
     NARROW,
     SHORT,

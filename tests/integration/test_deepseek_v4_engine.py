@@ -8,7 +8,7 @@ import torch
 
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
-from stratakv.engine.verify_session import Scribe
+from stratakv.engine.verify.session import Scribe
 from stratakv.spec.derive import spec_of
 from tests.engines import evict_device, on_device, on_host, on_storage, small_engine
 from tests.fixtures.deepseek_v4 import CLEAR, adopted, clearness, hugging_face, prompt_of

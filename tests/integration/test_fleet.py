@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from stratakv.agreement import ballot
-from stratakv.engine.step_messages import Flush, Stop, Submit
+from stratakv.engine.ranks.step_messages import Flush, Stop, Submit
 from stratakv.testing.fleet.loss import Point
 from stratakv.testing.fleet.run import Fleet, run
 from stratakv.testing.fleet.scenario import plain_plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.page_keys import Namespace, PageHasher
-from stratakv.engine.step_messages import Flush
+from stratakv.engine.ranks.step_messages import Flush
 from stratakv.policy.prefetch_pace import Timeout
 from stratakv.spec.retention import needed
 from stratakv.storage.backend import ObjectKey, ReadStatus

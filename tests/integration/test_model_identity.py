@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers.models.llama import modeling_llama
 
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.huggingface.model import HuggingFaceModel, load_model, wrap
 from stratakv.spec.derive import spec_of
 from tests.engines import drain, greedy, small_engine, tokens_of
 from tests.fixtures.models import model_to_give_away, reference_greedy

@@ -17,8 +17,8 @@ from stratakv.assembly.models import build_engine
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
-from stratakv.engine import triton_kernels
-from stratakv.engine.model import wrap
+from stratakv.engine.attention import triton_kernels
+from stratakv.engine.huggingface.model import wrap
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.engine.sampling import sample
 from stratakv.transfer.cuda import PinOptions

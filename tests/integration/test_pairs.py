@@ -16,8 +16,8 @@ import pytest
 from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.recompute import Recompute
 from stratakv.disagg.session import Session
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.engine.request import FinishReason, TransferSession
-from stratakv.engine.step_messages import Submit
 from stratakv.testing.fleet.network import NetworkPace
 from stratakv.testing.fleet.pair import SimPair, run_pair
 from stratakv.testing.fleet.pair_plan import (

@@ -12,7 +12,7 @@ import torch
 from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import RequestError
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from stratakv.engine.prompt_logprobs import SCORED_TOKENS
 from stratakv.spec.derive import spec_of
 from stratakv.testing.patience import PATIENCE_S

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from stratakv.agreement.torch_ranks import join
 from stratakv.cli import main
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 from stratakv.storage.file.fsck import fsck
 from stratakv.testing.patience import PATIENCE_S
 from tests.fixtures.models import random_prompt, save_without_dtype

@@ -10,7 +10,7 @@ import torch
 from stratakv.assembly.sizing import size
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import read_facts
+from stratakv.engine.huggingface.model_facts import read_facts
 from tests.fixtures.models import random_prompt, reference_greedy
 from tests.parallel_models import build
 from tests.ranked_engines import Play, perform

@@ -13,9 +13,9 @@ from transformers import BertConfig, BertModel
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.engine import attention
-from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.model import load_model, wrap
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.huggingface import attention
+from stratakv.engine.huggingface.model import load_model, wrap
 from tests.fixtures.models import FAMILIES, model_to_give_away, tiny_model
 from tests.fixtures.runner_host import Host
 from tests.fixtures.schedules import assert_same, ragged_schedule, references

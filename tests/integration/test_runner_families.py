@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import wrap
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import FAMILIES
 from stratakv.spec.support import continues_token_by_token, refusal, state_places
@@ -148,7 +148,8 @@ def test_every_family_with_a_state_is_tried_and_stepped_ones_are_known():
 
 def test_several_tokens_on_a_state_go_wrong_in_the_families_that_are_stepped(monkeypatch):
     """Hugging Face's own fault; when this fails, the family need not be stepped any more."""
-    monkeypatch.setattr("stratakv.engine.runner.continues_token_by_token", lambda config: False)
+    runs = "stratakv.engine.huggingface.runner.continues_token_by_token"
+    monkeypatch.setattr(runs, lambda config: False)
     host = Host(wrap(model_to_give_away("jamba")), 16)
     (prompt, _, logits), *_ = references("jamba")
     row = host.open()

@@ -10,8 +10,8 @@ import pytest
 
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.ids import RequestId
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import Submit
 from stratakv.testing.fleet.adversary import FaultRates
 from stratakv.testing.fleet.run import Fleet
 from stratakv.testing.fleet.scenario import LANES, OperatorEvent, plain_plan, spec_named

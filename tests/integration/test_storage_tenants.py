@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import with_adapters, wrap
+from stratakv.engine.huggingface.model import with_adapters, wrap
 from stratakv.spec.derive import spec_of
 from tests.engines import drain, greedy, on_device, on_storage, run, small_engine, tokens_of
 from tests.fixtures.lora import peft_oracle, save_adapter

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import load_model
-from stratakv.engine.model_facts import facts_of
-from stratakv.engine.parallel import tp_refusal
+from stratakv.engine.huggingface.model import load_model
+from stratakv.engine.huggingface.model_facts import facts_of
+from stratakv.engine.huggingface.parallel import tp_refusal
 from stratakv.spec.families import COMPOSITES
 from stratakv.spec.sharding import NOT_SPLIT
 from tests.fixtures.bounds import bound_of

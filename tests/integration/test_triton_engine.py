@@ -7,8 +7,8 @@ import pytest
 from stratakv.assembly.device import CPU
 from stratakv.assembly.models import build_engine
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import wrap
-from stratakv.engine.triton_kernels import TritonKernels
+from stratakv.engine.attention.triton_kernels import TritonKernels
+from stratakv.engine.huggingface.model import wrap
 from tests.engines import greedy, run, tokens_of
 from tests.fixtures.models import (
     model_to_give_away,

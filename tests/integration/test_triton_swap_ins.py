@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stratakv.assembly.device import CPU
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.swap_ins import SwapShape
-from stratakv.engine.triton_swap_ins import TritonSwapIns
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.swap_ins import SwapShape
+from stratakv.engine.attention.triton_swap_ins import TritonSwapIns
 from stratakv.transfer.host_rows import CpuHostRows, HostRows
 from tests.fixtures.deepseek_v32 import random_tokens
 from tests.offloading import CASES, answers, rows_of

@@ -10,12 +10,12 @@ import torch
 from stratakv import cli
 from stratakv.assembly import device
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import read_facts
+from stratakv.engine.huggingface.model_facts import read_facts
 from stratakv.engine.request import Failure
-from stratakv.engine.verify import compare
-from stratakv.engine.verify_report import Way
-from stratakv.engine.verify_rounding import compare_rounded
-from stratakv.engine.verify_session import VerifyOutput
+from stratakv.engine.verify.claims import compare
+from stratakv.engine.verify.report import Way
+from stratakv.engine.verify.rounding import compare_rounded
+from stratakv.engine.verify.session import VerifyOutput
 from stratakv.serve.verify_model import trial_shape
 from stratakv.serve.verify_storage import check_store
 from stratakv.spec.derive import spec_of

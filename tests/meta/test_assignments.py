@@ -92,12 +92,12 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             for of in ("intermediate_size", "moe_intermediate_size", "num_attention_heads")
         },
     ),
-    "engine/model.py": ("modules of transformers", {"part.config"}),
-    "engine/other_names.py": (
+    "engine/huggingface/model.py": ("modules of transformers", {"part.config"}),
+    "engine/huggingface/other_names.py": (
         "modules of transformers, and a copy of a function",
         {"part.forward", "copy.__kwdefaults__"},
     ),
-    "engine/own_memory.py": ("torch's tensors", {"place.tensor.data"}),
+    "engine/huggingface/own_memory.py": ("torch's tensors", {"place.tensor.data"}),
     "serve/http_api.py": ("Starlette's router", {"app.router.redirect_slashes"}),
     "serve/log_throttle.py": ("a record of logging", {"record.msg"}),
     "storage/file/disk.py": ("a function of libc, by ctypes", {"_fallocate.argtypes"}),

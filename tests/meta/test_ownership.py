@@ -199,7 +199,8 @@ def test_only_its_owners_do_it(rule):
 
 TORCH_FREE: Final = ("core", "spec", "tree", "policy", "storage", "engine.request", "engine.batch",
                      "engine.scheduler", "engine.rows", "engine.running", "engine.backlog",
-                     "engine.namespaces", "engine.step_calls", "cache", "memory", "transfer",
+                     "engine.namespaces", "engine.huggingface.step_calls", "cache", "memory",
+                     "transfer",
                      "agreement", "testing", "tiers", "disagg", "sparse", "assembly.cache",
                      "assembly.engine_plan", "assembly.sizing", "bench.policy")  # fmt: skip
 ADAPTERS: Final = (
@@ -246,4 +247,4 @@ def test_decisions_run_without_torch():
         names.remove("stratakv.sparse.compiled_swap_in")
         names.remove("stratakv.sparse.compiled_reads")
     assert not loaded_with([n.removesuffix(".__init__") for n in names], "torch")
-    assert loaded_with(["stratakv.engine.torch_pools"], "torch")
+    assert loaded_with(["stratakv.engine.attention.torch_pools"], "torch")

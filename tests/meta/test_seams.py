@@ -82,8 +82,8 @@ THEIRS: Final = frozenset({
 
 PACKAGE_READS: Final[dict[str, tuple[str, set[str]]]] = {
     "agreement/torch_ranks.py": ("torch has no public verb", {"group._set_pg_timeout"}),
-    "engine/lora_hooks.py": ("transformers'", {"model.config._attn_implementation"}),
-    "engine/model.py": ("transformers'", {"text._attn_implementation"}),
+    "engine/huggingface/lora_hooks.py": ("transformers'", {"model.config._attn_implementation"}),
+    "engine/huggingface/model.py": ("transformers'", {"text._attn_implementation"}),
     "serve/followers.py": ("a public verb of the library", {"os._exit"}),
     "storage/redis.py": ("redis-py's socket", {"connection._parser", "connection._sock"}),
     "testing/fleet/runner.py": ("a copy of its own", {"made._tables"}),

@@ -14,9 +14,9 @@ NAMED: Final = re.compile(r"--[a-z]|MODEL\b|model type |RANK and WORLD_SIZE ")
 VARIABLES: Final = frozenset({"flag", "FLAG", "KEY_FLAG", "ROOT_FLAG", "where", "place", "verb"})
 """What holds one of those: ``where`` a flag, its file and a line; ``verb`` a command."""
 WRAPPED: Final = {
-    "engine/adapters.py": "its caller puts ``--lora NAME=DIR`` before it",
-    "engine/lora_config.py": "as engine/adapters.py",
-    "engine/model_facts.py": "its caller puts ``MODEL PATH`` before it",
+    "engine/huggingface/adapters.py": "its caller puts ``--lora NAME=DIR`` before it",
+    "engine/huggingface/lora_config.py": "as engine/huggingface/adapters.py",
+    "engine/huggingface/model_facts.py": "its caller puts ``MODEL PATH`` before it",
     "assembly/rank_context.py": "what differs between ranks is a flag or the weights, by name",
     "core/model_identity.py": "a rank's own refusal, and whose it is",
     "serve/launch.py": "as core/model_identity.py",
@@ -88,7 +88,7 @@ def test_a_refusal_of_a_flag_names_what_is_allowed():
 
 PUT_IN: Final = {
     "spec/sharding.py": ("sharding_refusal",),
-    "engine/parallel.py": ("tp_refusal", "_expert_refusal", "device_refusal"),
+    "engine/huggingface/parallel.py": ("tp_refusal", "_expert_refusal", "device_refusal"),
     "engine/deepseek/common_shard.py": ("own_shard_refusal",),
     "engine/deepseek/refused.py": ("own_refusal",),
 }

@@ -12,7 +12,7 @@ from transformers import Gemma3TextConfig
 from stratakv.assembly.sizing import planned, spec_for
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.model_facts import ModelFacts
 from tests.fixtures.tiny_configs import tiny_config
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stratakv.assembly.device import cpu_kernels
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from tests.fixtures.models import model_to_give_away
 
 

@@ -11,7 +11,7 @@ from stratakv.bench.gpu_serve import GpuShape
 from stratakv.bench.gpu_serve import run_on as serve_on
 from stratakv.bench.transfer_v4 import v4_flash_spec
 from stratakv.core.errors import ConfigError
-from stratakv.engine import cuda_facts
+from stratakv.engine.cuda import facts as cuda_facts
 from stratakv.spec.budget import FILLING_PAGES
 from tests.late_gpu import late_gpu
 from tests.tiny_v32 import TINY_V32

@@ -15,7 +15,7 @@ from stratakv.bench.shapes import BASELINES, FIRST_TOKENS, build
 from stratakv.bench.workload import Chat
 from stratakv.cli import main
 from stratakv.core.config import EngineConfig
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from tests.engines import greedy, run, small_engine, tokens_of
 from tests.fixtures.models import VOCABULARY, model_to_give_away, random_prompt
 

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from stratakv.engine import scratch_limit
+from stratakv.engine.attention import scratch_limit
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.attention.kernels import SelectedRows
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.scratch_limit import PairCost, pieces
 from stratakv.engine.deepseek.common_topk import best_places, highest_indices
 from stratakv.engine.deepseek.v4_attention import V4Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_step import Entries
 from stratakv.engine.deepseek.v32_indexer import Asked
-from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.kernels import SelectedRows
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.scratch_limit import PairCost, pieces
 from tests.fixtures.deepseek_v4 import config_of
 
 MIB = 2**20

@@ -9,9 +9,9 @@ import pytest
 from stratakv.assembly import models
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine import model_facts
 from stratakv.engine.deepseek.refused import OWN_TYPES, own_refusal
-from stratakv.engine.model_facts import read_planned
+from stratakv.engine.huggingface import model_facts
+from stratakv.engine.huggingface.model_facts import read_planned
 from stratakv.serve import wiring
 from stratakv.serve.memory_plan import plan_bytes
 from stratakv.serve.wiring import build_service

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.engine import scratch_limit
+from stratakv.engine.attention import scratch_limit
+from stratakv.engine.attention.kernels import IndexKeys
 from stratakv.engine.deepseek.common_topk import torch_highest_indices
 from stratakv.engine.deepseek.common_votes import torch_votes
 from stratakv.engine.deepseek.triton_best_keys import (
@@ -19,7 +20,6 @@ from stratakv.engine.deepseek.triton_best_keys import (
     scores,
 )
 from stratakv.engine.deepseek.triton_indexer import vote
-from stratakv.engine.kernels import IndexKeys
 from stratakv.testing.kernel_oracle import poisoned
 from tests.fixtures.exact_scores import numbers, pair_scores
 

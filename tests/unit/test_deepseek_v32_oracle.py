@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
-from stratakv.engine import scratch_limit
-from stratakv.engine.model import wrap
+from stratakv.engine.attention import scratch_limit
+from stratakv.engine.huggingface.model import wrap
 from tests.fixtures.deepseek_v32 import all_logits, prompt, v32_model, wrapped
 from tests.fixtures.models import TOLERANCE
 from tests.fixtures.runner_host import Host

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from transformers import DeepseekV32Config
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as theirs
 
+from stratakv.engine.attention.step_meta import DecodeBucket
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.common_topk import highest, highest_indices
 from stratakv.engine.deepseek.v32_model import score_scale, take_over
 from stratakv.engine.deepseek.v32_step import Seen
-from stratakv.engine.step_meta import DecodeBucket
 from tests.fixtures.deepseek_v32 import CONFIGS, v32_model
 from tests.fixtures.models import tiny_model
 

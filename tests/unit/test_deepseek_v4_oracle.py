@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from stratakv.engine import scratch_limit
-from stratakv.engine.model import wrap
+from stratakv.engine.attention import scratch_limit
+from stratakv.engine.huggingface.model import wrap
 from tests.fixtures.deepseek_v4 import (
     SHORT,
     TOLERANCE,

@@ -29,7 +29,7 @@ from stratakv.disagg.rests import AGAIN_S, NOT_YET, REST_S, Rests
 from stratakv.disagg.statistics import LinkState
 from stratakv.disagg.transport import Disconnected, PeerId
 from stratakv.disagg.wire_transport import WiredTransport
-from stratakv.engine.peer_calls import PeerCall, PeerVerb
+from stratakv.engine.ranks.peer_calls import PeerCall, PeerVerb
 from stratakv.memory.device_pools import DevicePools
 from stratakv.testing.patience import wait_until
 from tests.engines import token_spec

@@ -16,7 +16,7 @@ from stratakv.disagg.ranked_joining import RankedHost, RankedJoiner
 from stratakv.disagg.ranked_peers import Describing, RankedPeers, together
 from stratakv.disagg.rests import AGAIN_S, NOT_YET, REST_S, Rests
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.peer_calls import NoPeers, PeerCall, PeerVerb
+from stratakv.engine.ranks.peer_calls import NoPeers, PeerCall, PeerVerb
 from stratakv.memory.device_pools import DevicePools
 from stratakv.testing.patience import wait_until
 from tests.engines import token_spec

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stratakv.core.errors import ConfigError
-from stratakv.engine.adapters import check_directories, load_adapters
-from stratakv.engine.lora_hooks import Adapters
+from stratakv.engine.huggingface.adapters import check_directories, load_adapters
+from stratakv.engine.huggingface.lora_hooks import Adapters
 from tests.fixtures.bounds import ADAPTED
 from tests.fixtures.lora import (
     CONFIG,

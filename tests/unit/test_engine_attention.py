@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.attention import STEP, PagedStep, paged_attention
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.attention.kernels import AttentionGroup
+from stratakv.engine.attention.paged_layer import LayerPages, Scoring, Scratch
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.step_meta import StepShape
+from stratakv.engine.attention.step_plan import BUCKET_BYTES, GroupPlanner, split_widths
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.hf_cache import PagedCache
-from stratakv.engine.kernels import AttentionGroup
-from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.state_layer import OpenStates
-from stratakv.engine.step_meta import StepShape
-from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner, split_widths
+from stratakv.engine.huggingface.attention import STEP, PagedStep, paged_attention
+from stratakv.engine.huggingface.hf_cache import PagedCache
+from stratakv.engine.huggingface.state_layer import OpenStates
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, first_key, needed
 from stratakv.testing.kernel_oracle import attended
 
@@ -117,8 +117,10 @@ def dense_kernels():
 
 
 KERNELS = [RowKernels, dense_kernels]
-if find_spec("stratakv.engine._row_attention"):  # there was a compiler
-    KERNELS.append(import_module("stratakv.engine.compiled_row_kernels").CompiledRowKernels)
+if find_spec("stratakv.engine.attention._row_attention"):  # there was a compiler
+    KERNELS.append(
+        import_module("stratakv.engine.attention.compiled_row_kernels").CompiledRowKernels
+    )
 each = pytest.mark.parametrize("kernels", KERNELS)
 
 
@@ -126,8 +128,8 @@ each = pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("spans", [EQUAL, LONG_CHUNK, RAGGED], ids=["equal", "long", "ragged"])
 def test_padding_and_blocks_change_nothing(kernels, rule, spans, monkeypatch):
-    monkeypatch.setattr("stratakv.engine.step_plan.BLOCK_QUERIES", 70)
-    monkeypatch.setattr("stratakv.engine.step_plan.MIN_QUERIES", 4)
+    monkeypatch.setattr("stratakv.engine.attention.step_plan.BLOCK_QUERIES", 70)
+    monkeypatch.setattr("stratakv.engine.attention.step_plan.MIN_QUERIES", 4)
     for slack_pages in (0, 3, 1000):
         mine, dense = Attention(rule, 8, spans, kernels, slack_pages).run()
         torch.testing.assert_close(mine, dense, atol=2e-6, rtol=1e-5)
@@ -156,8 +158,8 @@ def test_a_module_that_layers_share_attends_for_the_one_that_wrote_last():
 
 
 def test_expensive_blocks_are_cut_smaller(monkeypatch):
-    monkeypatch.setattr("stratakv.engine.step_plan.BLOCK_PAIRS", 700 * 20)
-    monkeypatch.setattr("stratakv.engine.step_plan.MIN_QUERIES", 4)
+    monkeypatch.setattr("stratakv.engine.attention.step_plan.BLOCK_PAIRS", 700 * 20)
+    monkeypatch.setattr("stratakv.engine.attention.step_plan.MIN_QUERIES", 4)
     paged = Attention(KeepAll(), 16, [(90, 60)])
     assert len(paged.plan.step.chunks[0].blocks) > 2
     mine, dense = paged.run()

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId
+from stratakv.engine.attention.kernels import AttentionGroup, Paged
+from stratakv.engine.attention.paged_layer import LayerPages, Scoring
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.step_meta import StepShape
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.kernels import AttentionGroup, Paged
-from stratakv.engine.paged_layer import LayerPages, Scoring
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.step_meta import StepShape
 from stratakv.spec.retention import KeepAll
 
-helper = pytest.importorskip("stratakv.engine.compiled_row_kernels", exc_type=ImportError)
+helper = pytest.importorskip("stratakv.engine.attention.compiled_row_kernels", exc_type=ImportError)
 
 PAGE, HEADS, QUERY_HEADS = 4, 2, 6
 

@@ -6,7 +6,8 @@ from importlib import import_module
 import pytest
 import torch
 
-helper = pytest.importorskip("stratakv.engine.compiled_state_steps", exc_type=ImportError)
+COMPILED = "stratakv.engine.huggingface.compiled_state_steps"
+helper = pytest.importorskip(COMPILED, exc_type=ImportError)
 
 NEMOTRON = import_module("transformers.models.nemotron_h.modeling_nemotron_h")
 QWEN = import_module("transformers.models.qwen3_next.modeling_qwen3_next")

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from stratakv.engine import cuda_driver
+from stratakv.engine.cuda import driver as cuda_driver
 
 AT = torch.device("cuda", 1)
 

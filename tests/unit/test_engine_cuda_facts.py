@@ -6,8 +6,8 @@ from stratakv.assembly.devices import device_of
 from stratakv.cli import main
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine import cuda_facts as facts
-from stratakv.engine.cuda_facts import CudaFacts, cuda_refusal, own_gpu
+from stratakv.engine.cuda import facts
+from stratakv.engine.cuda.facts import CudaFacts, cuda_refusal, own_gpu
 
 FINE = CudaFacts(
     torch_version="2.13.0+cu130",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import GroupId
-from stratakv.engine.cuda_library import CudaLibrary
+from stratakv.engine.cuda.library import CudaLibrary
 from stratakv.transfer.streams import Moves
 
 BODY = r"""

@@ -4,13 +4,13 @@ import pytest
 import torch
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
 
-from stratakv.engine import scratch_limit
+from stratakv.engine.attention import scratch_limit
+from stratakv.engine.attention.row_kernels import RowKernels
 from stratakv.engine.deepseek.v4_attention import V4Indexer
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_mhc import HyperConnection, HyperHead
 from stratakv.engine.deepseek.v4_model import V4Model
 from stratakv.engine.deepseek.v4_step import Entries
-from stratakv.engine.row_kernels import RowKernels
 from tests.fixtures.deepseek_v4 import config_of, hugging_face
 
 

@@ -8,7 +8,13 @@ import pytest
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.graph_choice import DEFAULT_MAX_BS, SPLITS, Eager, GraphOptions, GraphSizes
+from stratakv.engine.cuda.graph_choice import (
+    DEFAULT_MAX_BS,
+    SPLITS,
+    Eager,
+    GraphOptions,
+    GraphSizes,
+)
 
 SIZES = GraphSizes.upto(20, 1024)
 

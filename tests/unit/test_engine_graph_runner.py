@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from stratakv.assembly.graphs import is_recordable, refusal
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.attention.torch_pools import TensorPools
+from stratakv.engine.attention.triton_kernels import SPLIT_TOKENS, WorkTensors
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.dense_kernels import DenseKernels
-from stratakv.engine.graph_choice import Eager, GraphSizes
-from stratakv.engine.graph_runner import GraphRunner
-from stratakv.engine.model import wrap
-from stratakv.engine.runner import ModelRunner
-from stratakv.engine.torch_pools import TensorPools
-from stratakv.engine.triton_kernels import SPLIT_TOKENS, WorkTensors
+from stratakv.engine.cuda.graph_choice import Eager, GraphSizes
+from stratakv.engine.cuda.graph_runner import GraphRunner
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.runner import ModelRunner
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.derive import spec_of
 from tests.exact_families import every_long_family

@@ -9,9 +9,9 @@ from transformers.models.glm import modeling_glm
 from transformers.models.llama import modeling_llama
 
 from stratakv.core.identity import rank_shares
-from stratakv.engine.model import load_model
-from stratakv.engine.module_code import CodeWalk
-from stratakv.engine.module_identity import module_identity
+from stratakv.engine.huggingface.model import load_model
+from stratakv.engine.huggingface.module_code import CodeWalk
+from stratakv.engine.huggingface.module_identity import module_identity
 from tests.fixtures.models import model_to_give_away, tiny_model
 
 

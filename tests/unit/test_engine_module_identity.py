@@ -18,12 +18,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.model_identity import ModelIdentity
+from stratakv.engine.huggingface.model import load_model, wrap
+from stratakv.engine.huggingface.model_facts import read_facts
+from stratakv.engine.huggingface.module_identity import module_identity
+from stratakv.engine.huggingface.own_memory import own_weights
+from stratakv.engine.huggingface.precision import computed_on, releases
 from stratakv.engine.in_c import IN_C
-from stratakv.engine.model import load_model, wrap
-from stratakv.engine.model_facts import read_facts
-from stratakv.engine.module_identity import module_identity
-from stratakv.engine.own_memory import own_weights
-from stratakv.engine.precision import computed_on, releases
 from tests.fixtures.models import (
     FAMILIES,
     MODULE_STATE,
@@ -403,15 +403,15 @@ def test_another_release_is_another_model(saved, monkeypatch, which):
     before, held = load_model(saved).fingerprint, identity(tiny_model("llama"))
     assert load_model(saved).fingerprint == before
     others = [f"{name} 99" if at == which else name for at, name in enumerate(releases())]
-    monkeypatch.setattr("stratakv.engine.model.releases", lambda: others)
-    monkeypatch.setattr("stratakv.engine.module_identity.releases", lambda: others)
+    monkeypatch.setattr("stratakv.engine.huggingface.model.releases", lambda: others)
+    monkeypatch.setattr("stratakv.engine.huggingface.module_identity.releases", lambda: others)
     assert load_model(saved).fingerprint != before
     assert identity(tiny_model("llama")) != held
 
 
 def test_another_revision_of_our_own_arithmetic_is_another_model(saved, monkeypatch):
     before, held = load_model(saved).fingerprint, identity(tiny_model("llama"))
-    for reader in ("core.model_identity", "engine.module_identity"):
+    for reader in ("core.model_identity", "engine.huggingface.module_identity"):
         monkeypatch.setattr(f"stratakv.{reader}.REVISION", b"another")
     assert load_model(saved).fingerprint != before
     assert identity(tiny_model("llama")) != held
@@ -487,7 +487,7 @@ def test_a_gpu_is_another_model_than_a_cpu_and_than_one_of_another_generation(sa
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
         there = computed_on(torch.device("cuda", 0), torch.float32)
         for reader in ("model", "module_identity"):
-            monkeypatch.setattr(f"stratakv.engine.{reader}.computed_on", lambda *_, it=there: it)
+            monkeypatch.setattr(f"stratakv.engine.huggingface.{reader}.computed_on", lambda *_, it=there: it)
         seen |= {load_model(saved).fingerprint, identity(tiny_model("llama"))}
     assert len(seen) == 6
 
@@ -498,7 +498,7 @@ def test_float32_that_attends_in_c_is_another_model_than_torchs_and_no_other_dty
 ):
     before = load_model(saved).fingerprint, identity(tiny_model("llama"))
     half = load_model(saved, "bfloat16").fingerprint
-    monkeypatch.setattr("stratakv.engine.precision.IN_C", False)
+    monkeypatch.setattr("stratakv.engine.huggingface.precision.IN_C", False)
     found = load_model(saved).fingerprint, identity(tiny_model("llama"))
     assert found[0] != before[0]
     assert found[1] != before[1]

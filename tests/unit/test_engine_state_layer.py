@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.paged_layer import Scratch
-from stratakv.engine.state_layer import OpenStates, StateBuffer, StatePages, StateRows
+from stratakv.engine.attention.paged_layer import Scratch
+from stratakv.engine.huggingface.state_layer import OpenStates, StateBuffer, StatePages, StateRows
 
 GROUP = GroupId(1)
 PAGES, CHANNELS, WIDTH, STATE = 9, 6, 3, (4, 5)

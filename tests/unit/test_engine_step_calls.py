@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.step_calls import packed, side_by_side, token_by_token
+from stratakv.engine.huggingface.step_calls import packed, side_by_side, token_by_token
 
 # (start, count) per request, decoding ones first.
 MIXED = [(30, 1), (0, 1), (15, 1), (0, 9), (13, 4), (0, 9), (32, 9), (7, 4)]

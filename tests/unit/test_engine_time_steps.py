@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from stratakv.engine.model import wrap
-from stratakv.engine.time_steps import STEP, bound_time_steps
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.time_steps import STEP, bound_time_steps
 from stratakv.spec.time_steps import TimeSteps
 from tests.fixtures.models import changed_model, model_to_give_away, tiny_model
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.torch_pools import TorchPools
+from stratakv.engine.attention.torch_pools import TorchPools
 from stratakv.spec.groups import DTYPE_BYTES, BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll
 

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from stratakv.engine.kernels import AttentionGroup, Expanded, Paged, SelectedRows
-from stratakv.engine.paged_layer import Scoring
-from stratakv.engine.triton_blocks import LEAST, Blocks
-from stratakv.engine.triton_kernels import SPLIT_ROWS, SPLIT_TOKENS, PagedWork, TritonKernels
+from stratakv.engine.attention.kernels import AttentionGroup, Expanded, Paged, SelectedRows
+from stratakv.engine.attention.paged_layer import Scoring
+from stratakv.engine.attention.triton_blocks import LEAST, Blocks
+from stratakv.engine.attention.triton_kernels import (
+    SPLIT_ROWS,
+    SPLIT_TOKENS,
+    PagedWork,
+    TritonKernels,
+)
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow
 from stratakv.testing.kernel_conformance import KernelConformance, scoring_of
 from stratakv.testing.kernel_oracle import (

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from stratakv.core.ids import GroupId
+from stratakv.engine.attention.kernels import AttentionGroup, Paged
+from stratakv.engine.attention.paged_layer import LayerPages, Scoring
+from stratakv.engine.attention.step_meta import StepShape
+from stratakv.engine.attention.triton_kernels import Partial, TritonKernels
+from stratakv.engine.attention.triton_static import StaticGroup
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.kernels import AttentionGroup, Paged
-from stratakv.engine.paged_layer import LayerPages, Scoring
-from stratakv.engine.step_meta import StepShape
-from stratakv.engine.triton_kernels import Partial, TritonKernels
-from stratakv.engine.triton_static import StaticGroup
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow
 
 AT, PAGE, PAGES, MOST, DIM = torch.device("cpu"), 64, 60, 2560, 16

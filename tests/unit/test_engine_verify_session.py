@@ -14,8 +14,8 @@ from stratakv.core.ids import RequestId
 from stratakv.engine.forward import Forward
 from stratakv.engine.request import Failure
 from stratakv.engine.sampling import Sampled
-from stratakv.engine.verify import compare
-from stratakv.engine.verify_session import HANG_S, Scribe, VerifyOutput, VerifySession
+from stratakv.engine.verify.claims import compare
+from stratakv.engine.verify.session import HANG_S, Scribe, VerifyOutput, VerifySession
 from stratakv.spec.retention import KeepWindow
 from stratakv.testing.patience import PATIENCE_S
 from stratakv.testing.transfer_ends import HookedCopier

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stratakv.engine.model_call import CallOutputs
+from stratakv.engine.huggingface.model_call import CallOutputs
 from tests.fake_graphs import FakeGraphs, NotCapturableError
 
 AT = torch.device("cpu")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stratakv.engine.page_bounds import chosen_pages, page_scores, widen
+from stratakv.engine.attention.page_bounds import chosen_pages, page_scores, widen
 
 PAGES, ROWS, KEYS, HEADS, DIM = 6, 4, 2, 4, 8
 

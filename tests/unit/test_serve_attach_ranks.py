@@ -12,8 +12,8 @@ from stratakv.agreement.ballot import Ballot
 from stratakv.core.clock import BroadcastClock, MonotonicClock
 from stratakv.core.errors import ConfigError, StorageError
 from stratakv.engine.attachment import StorageCall, Verb
-from stratakv.engine.ranked import RankedEngine
-from stratakv.engine.step_messages import StepSync
+from stratakv.engine.ranks.ranked import RankedEngine
+from stratakv.engine.ranks.step_messages import StepSync
 from stratakv.engine.storage_control import BackgroundStores, StorageControl
 from stratakv.serve.admin import OpenStore, StorageAdmin
 from stratakv.serve.driver import EngineDriver

@@ -14,8 +14,8 @@ from stratakv.assembly.models import build_engine
 from stratakv.assembly.weights import weights_bytes
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import wrap
-from stratakv.engine.model_facts import read_facts, read_planned
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.model_facts import read_facts, read_planned
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.serve import memory_plan as serve_plan

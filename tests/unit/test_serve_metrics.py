@@ -8,7 +8,7 @@ from scripts.metrics_page import DOCUMENT, document
 from stratakv.core.ids import GroupId
 from stratakv.disagg.page_leases import PageLeases
 from stratakv.disagg.statistics import LinkState, SessionCounts
-from stratakv.engine.page_selection import Recall
+from stratakv.engine.huggingface.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.serve.metric_families import FAMILIES
 from stratakv.serve.metrics import FOLDED, ServerMetrics

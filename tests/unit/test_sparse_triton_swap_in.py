@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratakv.core.ids import NONE
-from stratakv.engine.triton_swap_ins import room_of
+from stratakv.engine.attention.triton_swap_ins import room_of
 from stratakv.sparse.hot_buffer import HotBuffers, HotBufferShape
 from stratakv.sparse.reads import EntryPlaces, NumpyReads
 from stratakv.sparse.swap_in import empty_marks, plan_swap_in

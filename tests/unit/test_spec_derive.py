@@ -6,7 +6,7 @@ import pytest
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import LayerId
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.derive import check_composite, default_page_tokens, shared_layers, spec_of
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepBoundary, KeepChunk, KeepLive, KeepWindow

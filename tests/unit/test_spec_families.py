@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DummyLayer, DynamicSlidingWindowLayer
 
 from stratakv.core.ids import LayerId
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.derive import shared_layers, spec_of
 from stratakv.spec.families import FAMILIES
 from stratakv.spec.groups import BufferSpec, CacheSpec

@@ -3,8 +3,8 @@
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from stratakv.engine.model import wrap
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model import wrap
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.spec.model_config import stable_positions
 from tests.fixtures.models import TOLERANCE, changed_model, forward, random_prompt, uncached
 from tests.fixtures.tiny_configs import tiny_config

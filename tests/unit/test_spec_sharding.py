@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.memory.layout import HostPageLayout
 from stratakv.spec.derive import spec_of
 from stratakv.spec.families import FAMILIES

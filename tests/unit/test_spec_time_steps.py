@@ -8,7 +8,7 @@ import pytest
 from stratakv.cli import main
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import read_planned
+from stratakv.engine.huggingface.model_facts import read_planned
 from stratakv.serve import wiring
 from stratakv.serve.wiring import build_service
 from stratakv.spec.support import time_steps_of

@@ -8,8 +8,8 @@ import pytest
 
 from stratakv.core.errors import RankLostError
 from stratakv.core.ids import RequestId
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import Submit
 from stratakv.policy.prefetch_pace import BestEffort
 from stratakv.testing.fleet.loss import POINTS, Fate, Loss, MortalRanks, Point, RankDied
 from stratakv.testing.fleet.run import Fleet

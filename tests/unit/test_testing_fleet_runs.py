@@ -12,7 +12,7 @@ import pytest
 
 from stratakv.core.errors import DivergenceError
 from stratakv.core.ids import GroupId
-from stratakv.engine.step_messages import Submit
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.testing.fleet.picture import first_difference, picture
 from stratakv.testing.fleet.rank import PICTURE_STEPS
 from stratakv.testing.fleet.run import Fleet

@@ -17,17 +17,17 @@ from stratakv.assembly.graphs import capture_on, is_recordable, replaying, runs_
 from stratakv.core.errors import ConfigError
 from stratakv.core.ids import GroupId
 from stratakv.core.units import format_bytes
-from stratakv.engine.cuda_driver import TorchCuda, trial_memory
-from stratakv.engine.cuda_graphs import TorchGraphs
+from stratakv.engine.attention.kernels import AttentionKernels
+from stratakv.engine.attention.torch_pools import LayerTensors, TensorPools
+from stratakv.engine.attention.triton_kernels import TritonKernels
+from stratakv.engine.cuda.driver import TorchCuda, trial_memory
+from stratakv.engine.cuda.graph_choice import GraphOptions
+from stratakv.engine.cuda.graph_runner import GraphRunner, Graphs
+from stratakv.engine.cuda.graphs import TorchGraphs
 from stratakv.engine.executor import Executor, Runner, TokenSource
-from stratakv.engine.graph_choice import GraphOptions
-from stratakv.engine.graph_runner import GraphRunner, Graphs
-from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.runner import ModelRunner
+from stratakv.engine.huggingface.model import HuggingFaceModel
+from stratakv.engine.huggingface.runner import ModelRunner
 from stratakv.engine.thread_executor import MirroredRunner, ThreadExecutor
-from stratakv.engine.torch_pools import LayerTensors, TensorPools
-from stratakv.engine.triton_kernels import TritonKernels
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget import device_bytes

@@ -15,20 +15,20 @@ from stratakv.assembly.build import MakeArena, MakeExecutor
 from stratakv.assembly.cache import MakeAllocator
 from stratakv.assembly.sizing import ANY_AMOUNT
 from stratakv.core.ids import GroupId
+from stratakv.engine.attention.dense_kernels import DenseKernels
+from stratakv.engine.attention.kernels import AttentionKernels
+from stratakv.engine.attention.row_kernels import RowKernels
+from stratakv.engine.attention.torch_pools import LayerTensors, TorchPools
 from stratakv.engine.deepseek.refused import OWN_TYPES
 from stratakv.engine.deepseek.v4_runner import DeepSeekV4Runner
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
-from stratakv.engine.dense_kernels import DenseKernels
 from stratakv.engine.executor import Runner, SerialExecutor
+from stratakv.engine.huggingface.model import CPU as HOST
+from stratakv.engine.huggingface.model import HuggingFaceModel
+from stratakv.engine.huggingface.page_selection import PageSelectingRunner
+from stratakv.engine.huggingface.runner import ModelRunner
 from stratakv.engine.in_c import IN_C
-from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.model import CPU as HOST
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.page_selection import PageSelectingRunner
-from stratakv.engine.row_kernels import RowKernels
-from stratakv.engine.runner import ModelRunner
 from stratakv.engine.thread_executor import MirroredRunner
-from stratakv.engine.torch_pools import LayerTensors, TorchPools
 from stratakv.memory.allocator import PageAllocator
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 _row_kernels: Callable[[], AttentionKernels] = RowKernels
 if IN_C:
-    from stratakv.engine.compiled_row_kernels import CompiledRowKernels
+    from stratakv.engine.attention.compiled_row_kernels import CompiledRowKernels
 
     _row_kernels = CompiledRowKernels
 P = TypeVar("P", bound=LayerTensors)
@@ -118,7 +118,7 @@ def cpu_kernels(model: HuggingFaceModel) -> AttentionKernels:
     if dtype != torch.float32:
         return DenseKernels(model.device, dtype)
     if not IN_C:
-        what = "stratakv.engine._row_attention or _state_steps is not built"
+        what = "stratakv.engine.attention._row_attention or _state_steps is not built"
         _logger.warning("%s: one-token steps run in torch, more slowly", what)
     return _row_kernels()
 

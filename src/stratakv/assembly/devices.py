@@ -8,8 +8,8 @@ from typing import Any
 
 from stratakv.assembly.device import CPU, Device
 from stratakv.core.config import EngineConfig
-from stratakv.engine.cuda_facts import own_gpu
-from stratakv.engine.graph_choice import GraphOptions
+from stratakv.engine.cuda.facts import own_gpu
+from stratakv.engine.cuda.graph_choice import GraphOptions
 
 
 def device_of(config: EngineConfig) -> Device[Any]:

@@ -1,7 +1,7 @@
 """Whose decode steps become CUDA graphs, and the start of those that do.
 
 Owns the refusal, worded once and with its reason, and what the log says of what was recorded. Must
-not record anything itself (``engine.graph_runner``).
+not record anything itself (``engine.cuda.graph_runner``).
 """
 
 import logging
@@ -14,12 +14,12 @@ from torch import nn
 
 from stratakv.core.errors import ConfigError
 from stratakv.core.units import format_bytes
-from stratakv.engine.graph_choice import GraphOptions, GraphSizes
-from stratakv.engine.graph_runner import GraphRunner, Graphs
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.runner import ModelRunner
-from stratakv.engine.torch_pools import TensorPools
-from stratakv.engine.triton_kernels import SPLIT_TOKENS
+from stratakv.engine.attention.torch_pools import TensorPools
+from stratakv.engine.attention.triton_kernels import SPLIT_TOKENS
+from stratakv.engine.cuda.graph_choice import GraphOptions, GraphSizes
+from stratakv.engine.cuda.graph_runner import GraphRunner, Graphs
+from stratakv.engine.huggingface.model import HuggingFaceModel
+from stratakv.engine.huggingface.runner import ModelRunner
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import CacheSpec
 from stratakv.spec.model_config import ModelConfig

@@ -18,14 +18,14 @@ from stratakv.assembly.stores import opener_while_it_runs, store_key
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
+from stratakv.engine.attention.torch_pools import LayerTensors
 from stratakv.engine.deepseek.refused import own_refusal
 from stratakv.engine.executor import Runner
+from stratakv.engine.huggingface.model import HuggingFaceModel, with_adapters
+from stratakv.engine.huggingface.parallel import tp_refusal
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel, with_adapters
-from stratakv.engine.parallel import tp_refusal
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.ranks.ranked import RankedEngine
 from stratakv.engine.storage_control import BackgroundStores
-from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.budget_table import BudgetTable

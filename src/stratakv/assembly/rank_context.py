@@ -16,7 +16,7 @@ from stratakv.assembly.sizing import Sizes
 from stratakv.core.clock import BroadcastClock, Clock, MonotonicClock
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.step_messages import StepSync
+from stratakv.engine.ranks.step_messages import StepSync
 from stratakv.spec.sharding import Sharding, default_cut
 from stratakv.storage.backend import StorageBackend
 from stratakv.storage.sharded import ShardedBackend

@@ -20,12 +20,12 @@ from stratakv.assembly.stores import open_store
 from stratakv.cache.kv_cache import KVCache
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import PageIds
+from stratakv.engine.attention.torch_pools import LayerTensors
 from stratakv.engine.executor import TokenSource
+from stratakv.engine.huggingface.model import HuggingFaceModel
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel
 from stratakv.engine.tensors import on_host
-from stratakv.engine.torch_pools import LayerTensors
-from stratakv.engine.verify import StartSubject
+from stratakv.engine.verify.claims import StartSubject
 from stratakv.memory.mapped import POISON
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.spec.sharding import default_cut, sharding_of

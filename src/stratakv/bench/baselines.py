@@ -33,9 +33,9 @@ from stratakv.bench.races import (
 from stratakv.bench.rig import attach_files, config_for
 from stratakv.bench.shapes import VOCABULARY, twin
 from stratakv.core.config import EngineConfig
+from stratakv.engine.attention.torch_pools import TorchPools
+from stratakv.engine.huggingface.model import wrap
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import wrap
-from stratakv.engine.torch_pools import TorchPools
 from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import default_page_tokens, spec_of
 

@@ -23,7 +23,7 @@ from stratakv.bench.rig import Laps, attach_files, first_token_s
 from stratakv.bench.shapes import VOCABULARY
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import TokenIds
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.derive import default_page_tokens, spec_of
 from stratakv.spec.retention import peak_pages

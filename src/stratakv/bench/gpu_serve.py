@@ -21,7 +21,7 @@ from stratakv.assembly.sizing import Sizes
 from stratakv.bench.rig import Laps, first_token_s, greedy
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId, TokenIds
-from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.engine.huggingface.model import HuggingFaceModel, wrap
 from stratakv.policy.checkpoints import last_end
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec

@@ -23,7 +23,7 @@ from stratakv.bench.sparse_throughput import (
     print_case,
     throughput_cases,
 )
-from stratakv.engine.triton_swap_ins import room_of
+from stratakv.engine.attention.triton_swap_ins import room_of
 from stratakv.sparse.triton_swap_in import RowRoute, launch_rows
 from stratakv.transfer.triton_copy import launch_moves
 

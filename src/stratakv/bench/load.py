@@ -27,7 +27,7 @@ from stratakv.core.clock import WallClock
 from stratakv.core.identity.digest_cache import YOUNG_S, DigestCache
 from stratakv.core.identity.file_stat import Kernel, boot_of_this_machine
 from stratakv.core.model_identity import ModelIdentity, Surroundings
-from stratakv.engine.model import load_model
+from stratakv.engine.huggingface.model import load_model
 
 TARGET: Final = 1.2
 """Of a cold start, ours to Hugging Face's."""

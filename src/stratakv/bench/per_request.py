@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody's name for it
 
 from stratakv.assembly.device import CPU
-from stratakv.engine.dense_kernels import DenseAttention, DenseKernels
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.paged_layer import LayerPages, Scoring, Scratch
-from stratakv.engine.step_meta import DecodeBucket, GroupStep
+from stratakv.engine.attention.dense_kernels import DenseAttention, DenseKernels
+from stratakv.engine.attention.paged_layer import LayerPages, Scoring, Scratch
+from stratakv.engine.attention.step_meta import DecodeBucket, GroupStep
+from stratakv.engine.huggingface.model import HuggingFaceModel
 
 _Spans = list[tuple[torch.Tensor, slice]]
 

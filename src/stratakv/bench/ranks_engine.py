@@ -26,7 +26,7 @@ from stratakv.bench.workload import Chat, TimedPrompt
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import LayerId, RequestId
 from stratakv.engine.loop import Engine
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.ranks.ranked import RankedEngine
 from stratakv.engine.request import Output
 from stratakv.memory.device_pools import DevicePools
 from stratakv.sim.accelerator import VOCABULARY, Accelerator

@@ -28,7 +28,7 @@ from stratakv.bench.workload import Chat, TraceScale, Workload, scaled_trace
 from stratakv.core.choices import TIERS
 from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.huggingface.model import HuggingFaceModel, load_model, wrap
 from stratakv.spec.budget import ExpectedLoad
 from stratakv.spec.derive import spec_of
 

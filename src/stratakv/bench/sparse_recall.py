@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from stratakv.engine.page_bounds import chosen_pages, page_scores
+from stratakv.engine.attention.page_bounds import chosen_pages, page_scores
 
 TOKENS: Final = 16_384
 PAGE_ROWS: Final = 16

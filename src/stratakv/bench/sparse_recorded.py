@@ -25,7 +25,7 @@ from stratakv.core.ids import TokenIds
 from stratakv.engine.deepseek.v32_indexer import V32Indexer
 from stratakv.engine.deepseek.v32_runner import DeepSeekV32Runner
 from stratakv.engine.deepseek.v32_step import Selection, V32Step
-from stratakv.engine.model import wrap
+from stratakv.engine.huggingface.model import wrap
 
 PROMPT_TOKENS: Final = 3072
 ANSWER_TOKENS: Final = 160

@@ -23,8 +23,8 @@ from stratakv.bench.rig import Laps, errors_alone, greedy, in_turn, one_thread
 from stratakv.bench.shapes import DEEPSEEK_V32_3X512, Shape, build
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import TokenIds
+from stratakv.engine.huggingface.model import HuggingFaceModel, wrap
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel, wrap
 from stratakv.spec.budget import device_bytes
 from stratakv.spec.derive import spec_of
 

@@ -15,12 +15,12 @@ from stratakv.assembly.engine_plan import EnginePlan
 from stratakv.assembly.sizing import Sizes
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import GroupId, LayerId
+from stratakv.engine.attention.torch_pools import TorchPools
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.executor import Runner
 from stratakv.engine.forward import Forward
+from stratakv.engine.huggingface.model import HuggingFaceModel
 from stratakv.engine.loop import Engine
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.torch_pools import TorchPools
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import BufferSpec, CacheGroup, CacheSpec
 from stratakv.spec.retention import KeepAll, KeepWindow

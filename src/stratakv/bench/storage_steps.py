@@ -16,7 +16,7 @@ import numpy as np
 from stratakv.bench.rig import Laps, attach_files, greedy, in_turn
 from stratakv.bench.shapes import LLAMA_4X128, build
 from stratakv.bench.still_engine import PAGE_TOKENS, STILL_SPEC, VOCABULARY, StillLimits, engine_of
-from stratakv.engine.model import HuggingFaceModel, wrap
+from stratakv.engine.huggingface.model import HuggingFaceModel, wrap
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 

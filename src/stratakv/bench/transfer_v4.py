@@ -16,7 +16,7 @@ from transformers import DeepseekV4Config
 from stratakv.bench.rig import Laps, first_token_s, in_turn
 from stratakv.bench.transfer_case import TransferCase, TransferYardstick
 from stratakv.core.ids import LayerId, PageIds, TokenIds
-from stratakv.engine.model_facts import plain_config
+from stratakv.engine.huggingface.model_facts import plain_config
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.sim.accelerator import VOCABULARY, Accelerator, Simulated

@@ -25,7 +25,7 @@ from stratakv.disagg.peers import Peers
 from stratakv.disagg.ranked_peers import Describing, RankedPeers, RanksAnswer
 from stratakv.disagg.rests import Rests
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.peer_calls import PeerCall, PeerVerb
+from stratakv.engine.ranks.peer_calls import PeerCall, PeerVerb
 
 Send: TypeAlias = Callable[[PeerCall], None]
 """Have every rank do it at the end of a step."""

@@ -29,7 +29,7 @@ from stratakv.disagg.joining import (
 )
 from stratakv.disagg.peers import Peers, StillEndingError
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.peer_calls import PeerCall, PeerVerb
+from stratakv.engine.ranks.peer_calls import PeerCall, PeerVerb
 
 MOST: Final = SLOTS[SlotKind.LINK]
 """Peers at a time."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 
 try:
-    from stratakv.engine import _row_attention, _state_steps
+    from stratakv.engine.attention import _row_attention
+    from stratakv.engine.huggingface import _state_steps
 except ImportError:  # installed without a compiler
     _found = False
 else:

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stratakv.disagg.statistics import SessionStats
-from stratakv.engine.page_selection import Recall
+from stratakv.engine.huggingface.page_selection import Recall
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.metric_families import BY_NAME, PREFIX
 from stratakv.tiers.statistics import AGE_BOUNDS_S, AgeCounts, PageAgeStats, PoolStats, StorageStats

@@ -32,8 +32,8 @@ from stratakv.core.choices import BOOTSTRAP_PORT
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, StorageError, StrataError
 from stratakv.core.logs import announce
-from stratakv.engine.parallel import device_refusal
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.huggingface.parallel import device_refusal
+from stratakv.engine.ranks.ranked import RankedEngine
 from stratakv.serve.connection_limits import connection_limits
 from stratakv.serve.followers import Followers, RankPlace, ended_by_interrupt, hold_leash, launched
 from stratakv.serve.server import serve_forever

@@ -13,8 +13,8 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.device_memory import MemoryBytes
 from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.refused import own_refusal
-from stratakv.engine.model_facts import read_planned
-from stratakv.engine.parallel import tp_refusal
+from stratakv.engine.huggingface.model_facts import read_planned
+from stratakv.engine.huggingface.parallel import tp_refusal
 from stratakv.spec.budget import AUTO_RATIO
 from stratakv.spec.budget_table import BudgetTable
 from stratakv.spec.model_facts import ModelFacts

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from stratakv.core.ids import GroupId
 from stratakv.disagg.statistics import SessionStats
-from stratakv.engine.page_selection import Recall
+from stratakv.engine.huggingface.page_selection import Recall
 from stratakv.engine.request import CachedTokens
 from stratakv.engine.stats import EngineStats
 from stratakv.serve.engine_metrics import EngineCollector

@@ -8,7 +8,7 @@ from pathlib import Path
 from stratakv.core.choices import check_model_directory
 from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError
-from stratakv.engine.lora_config import FILE
+from stratakv.engine.huggingface.lora_config import FILE
 from stratakv.serve.api_keys import api_keys
 from stratakv.serve.sockets import bound_socket
 from stratakv.serve.tls import tls_files

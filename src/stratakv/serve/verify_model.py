@@ -25,11 +25,11 @@ from stratakv.core.config import EngineConfig
 from stratakv.core.errors import ConfigError
 from stratakv.core.free_memory import free_host_bytes
 from stratakv.core.units import format_bytes
-from stratakv.engine.model import load_model
-from stratakv.engine.model_facts import read_facts
-from stratakv.engine.verify import Settings, Verifier, cut_sizes, widest_reach
-from stratakv.engine.verify_report import Differs, Exact, NotRun, VerifyReport, Way, WayResult
-from stratakv.engine.verify_rounding import bound_beside, compare_rounded, measure_rounding
+from stratakv.engine.huggingface.model import load_model
+from stratakv.engine.huggingface.model_facts import read_facts
+from stratakv.engine.verify.claims import Settings, Verifier, cut_sizes, widest_reach
+from stratakv.engine.verify.report import Differs, Exact, NotRun, VerifyReport, Way, WayResult
+from stratakv.engine.verify.rounding import bound_beside, compare_rounded, measure_rounding
 from stratakv.serve.verify_storage import check_quota
 from stratakv.spec.budget import device_bytes, host_bytes
 from stratakv.spec.groups import CacheSpec

@@ -44,11 +44,11 @@ from stratakv.core.config import EngineConfig, ServerConfig
 from stratakv.core.errors import ConfigError, RequestError
 from stratakv.core.model_identity import ModelIdentity
 from stratakv.core.server_checks import check_together
-from stratakv.engine.adapters import check_directories
 from stratakv.engine.grammars import RankZeroGrammars
-from stratakv.engine.model import HuggingFaceModel, load_model, with_adapters
-from stratakv.engine.model_facts import read_facts
-from stratakv.engine.page_selection import PageSelectingRunner
+from stratakv.engine.huggingface.adapters import check_directories
+from stratakv.engine.huggingface.model import HuggingFaceModel, load_model, with_adapters
+from stratakv.engine.huggingface.model_facts import read_facts
+from stratakv.engine.huggingface.page_selection import PageSelectingRunner
 from stratakv.engine.request import Prompt
 from stratakv.serve.admin import OPEN_S, StorageAdmin
 from stratakv.serve.api_keys import api_keys, join_key

@@ -1,6 +1,6 @@
 """What is known of a model before any weight is read, as a record.
 
-Owns that record. Must not read a configuration: ``engine.model_facts`` does.
+Owns that record. Must not read a configuration: ``engine.huggingface.model_facts`` does.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Owns which groups are split by key heads and which every rank keeps whole, read off a configuration
 alone, and the cut of a host page into slices that do not depend on the number of ranks. Must not
-know how weights are split (``engine.parallel``), nor import torch or transformers.
+know how weights are split (``engine.huggingface.parallel``), nor import torch or transformers.
 
 A group is split only as a whole. Where the key heads of any layer do not divide by the number of
 ranks, every rank computes all of the model's attention, and keeps all of its keys and values.

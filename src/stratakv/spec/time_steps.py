@@ -1,6 +1,7 @@
 """Between which bounds a state layer's time steps lie.
 
-Owns the reading of those fields. Must not know who applies them (``engine.time_steps``).
+Owns the reading of those fields. Must not know who applies them
+(``engine.huggingface.time_steps``).
 """
 
 import math

@@ -17,9 +17,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from stratakv.assembly.verify_engine import TrialShape, store_worker, trials
 from stratakv.core.clock import MonotonicClock
 from stratakv.core.ids import TokenIds
-from stratakv.engine.model import HuggingFaceModel, load_model, wrap
-from stratakv.engine.verify import Settings, StartSubject, Verifier, cut_sizes
-from stratakv.engine.verify_report import VerifyReport
+from stratakv.engine.huggingface.model import HuggingFaceModel, load_model, wrap
+from stratakv.engine.verify.claims import Settings, StartSubject, Verifier, cut_sizes
+from stratakv.engine.verify.report import VerifyReport
 from stratakv.spec.derive import spec_of
 from stratakv.spec.groups import CacheSpec
 from stratakv.storage.backend import StoreFormat

@@ -33,7 +33,7 @@ import numpy as np
 import pytest
 
 from stratakv.core.ids import TokenIds
-from stratakv.engine.verify_report import Differs, NotRun, VerifyReport, Way
+from stratakv.engine.verify.report import Differs, NotRun, VerifyReport, Way
 from stratakv.memory.device_pools import DevicePools
 from stratakv.memory.host_arena import HostArena
 from stratakv.spec.groups import CacheSpec
@@ -43,8 +43,8 @@ from stratakv.transfer.engine import TransferEngine
 
 if TYPE_CHECKING:
     from stratakv.assembly.device import Device
-    from stratakv.engine.model import HuggingFaceModel
-    from stratakv.engine.verify import StartSubject
+    from stratakv.engine.huggingface.model import HuggingFaceModel
+    from stratakv.engine.verify.claims import StartSubject
 
 
 def prompts(vocab: int, lengths: Sequence[int]) -> list[TokenIds]:

@@ -1,5 +1,5 @@
 """The suite that attention kernels must pass; subclass it beside yours. Owns the contract of
-``engine.kernels``, as tests against float64.
+``engine.attention.kernels``, as tests against float64.
 
     class TestMyKernels(KernelConformance):
         device = torch.device("cuda")
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from stratakv.core.ids import NONE, GroupId
-from stratakv.engine.kernels import (
+from stratakv.engine.attention.kernels import (
     AttentionKernels,
     Context,
     Expanded,
@@ -30,7 +30,7 @@ from stratakv.engine.kernels import (
     Paged,
     SelectedRows,
 )
-from stratakv.engine.paged_layer import Scoring
+from stratakv.engine.attention.paged_layer import Scoring
 from stratakv.spec.retention import KeepAll, KeepChunk, KeepWindow, Retention
 from stratakv.testing.kernel_oracle import (
     Heads,

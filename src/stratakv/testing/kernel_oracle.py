@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from stratakv.core.ids import NONE, GroupId
+from stratakv.engine.attention.kernels import AttentionGroup, IndexKeys
+from stratakv.engine.attention.paged_layer import LatentPages, LayerPages, Scoring
+from stratakv.engine.attention.step_meta import StepShape
 from stratakv.engine.batch import StepBatch
-from stratakv.engine.kernels import AttentionGroup, IndexKeys
-from stratakv.engine.paged_layer import LatentPages, LayerPages, Scoring
-from stratakv.engine.step_meta import StepShape
 from stratakv.memory.mapped import POISON
 from stratakv.spec.groups import ANCHOR
 from stratakv.spec.retention import Retention, first_key, needed

@@ -4,9 +4,9 @@ hidden before the best are chosen, a piece of the keys at a time.
 
 import torch
 
+from stratakv.engine.attention.kernels import IndexKeys
 from stratakv.engine.deepseek.common_topk import best_places
 from stratakv.engine.deepseek.common_votes import VOTES_COST, votes
-from stratakv.engine.kernels import IndexKeys
 
 
 def best_keys(query: torch.Tensor, weights: torch.Tensor, keys: IndexKeys, k: int) -> torch.Tensor:

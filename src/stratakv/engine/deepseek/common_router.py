@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import nn
 
+from stratakv.engine.attention.scratch_limit import pieces
 from stratakv.engine.deepseek.common_exact import exact_bits, folded, limbs
-from stratakv.engine.scratch_limit import pieces
 
 _COPIES_BYTES: Final = 5 * 8
 """Scratch of one element of a token while it is split."""

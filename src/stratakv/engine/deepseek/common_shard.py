@@ -4,7 +4,7 @@ Owns which of their weights are split, and the sums over ranks that make up for 
 attention and the inner width of feed-forwards and experts, each summed once where it enters the
 residual stream. Everything else every rank has whole and computes alike, to the bit: embeddings,
 latents, compressed entries, and the whole indexer, so that all ranks attend to the same tokens.
-Must not load weights (``engine.parallel``), nor know pages.
+Must not load weights (``engine.huggingface.parallel``), nor know pages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from stratakv.engine.model_facts import ModelFacts
+from stratakv.engine.huggingface.model_facts import ModelFacts
 from stratakv.spec.model_config import ModelConfig
 
 _WHOLE: Final = "replicate"

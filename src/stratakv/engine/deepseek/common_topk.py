@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from stratakv.engine.scratch_limit import PairCost
+from stratakv.engine.attention.scratch_limit import PairCost
 
 try:
     from stratakv.engine.deepseek import compiled_scores as _compiled

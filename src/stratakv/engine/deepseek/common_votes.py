@@ -10,8 +10,8 @@ from typing import Final
 
 import torch
 
+from stratakv.engine.attention.scratch_limit import PairCost
 from stratakv.engine.deepseek.common_exact import exact_bits, folded, on_grid
-from stratakv.engine.scratch_limit import PairCost
 
 try:
     from stratakv.engine.deepseek import compiled_scores as _compiled

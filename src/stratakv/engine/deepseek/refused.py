@@ -9,7 +9,7 @@ from typing import Final
 from stratakv.core.errors import ConfigError
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v32_config import check_v32
-from stratakv.engine.model_facts import ModelFacts
+from stratakv.engine.huggingface.model_facts import ModelFacts
 
 _CHECKS: Final[Mapping[str, Callable[[Mapping[str, object]], object]]] = {
     "deepseek_v32": check_v32,

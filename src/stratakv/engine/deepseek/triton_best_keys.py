@@ -9,11 +9,11 @@ from typing import Any, Final
 import torch
 from triton import knobs
 
+from stratakv.engine.attention.kernels import IndexKeys
+from stratakv.engine.attention.scratch_limit import pieces
 from stratakv.engine.deepseek import triton_indexer
 from stratakv.engine.deepseek.common_best_keys import hidden_votes
 from stratakv.engine.deepseek.common_exact import MANTISSA_BITS, exact_bits
-from stratakv.engine.kernels import IndexKeys
-from stratakv.engine.scratch_limit import pieces
 
 # What is launched takes options beside the function's own arguments, and numbers for its constants.
 vote: Any = triton_indexer.vote

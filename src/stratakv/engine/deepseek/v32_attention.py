@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from stratakv.core.ids import LayerId
+from stratakv.engine.attention.kernels import SelectedRows
 from stratakv.engine.deepseek.common_layers import RMSNorm
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.v32_config import V32Config, has_indexer
 from stratakv.engine.deepseek.v32_indexer import V32Indexer
 from stratakv.engine.deepseek.v32_step import Block, Seen, Selection, V32Step
-from stratakv.engine.kernels import SelectedRows
 
 
 class SparseLatentAttention(nn.Module):

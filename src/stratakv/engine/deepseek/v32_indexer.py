@@ -12,10 +12,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from stratakv.engine.attention.kernels import AttentionKernels, IndexKeys
 from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.engine.deepseek.v32_config import V32Config, index_rotation
 from stratakv.engine.deepseek.v32_step import Block, Bucket, LayerPlace, Seen, Selection, V32Step
-from stratakv.engine.kernels import AttentionKernels, IndexKeys
 
 
 class V32Indexer(nn.Module):

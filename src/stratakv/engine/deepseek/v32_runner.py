@@ -1,7 +1,7 @@
 """Runs a step's batch through our own DeepSeek-V3.2 on the paged pools.
 
-Owns the way from ``StepBatch`` to logits, as ``engine.runner`` does for Hugging Face's modules.
-Must not allocate pages or choose tokens.
+Owns the way from ``StepBatch`` to logits, as ``engine.huggingface.runner`` does for modules
+of Hugging Face's. Must not allocate pages or choose tokens.
 """
 
 from functools import partial
@@ -10,19 +10,19 @@ import numpy as np
 import torch
 
 from stratakv.core.ids import LayerId
+from stratakv.engine.attention.kernels import AttentionKernels
+from stratakv.engine.attention.spilled_rows import SpilledRows
+from stratakv.engine.attention.step_meta import StepShape
+from stratakv.engine.attention.step_plan import BUCKET_BYTES, GroupPlanner
+from stratakv.engine.attention.swap_ins import SwapShape
+from stratakv.engine.attention.torch_pools import LayerTensors
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.v32_model import take_over
 from stratakv.engine.deepseek.v32_step import GroupSteps, LayerPlace, V32Step
 from stratakv.engine.forward import Forward
-from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.spilled_rows import SpilledRows
-from stratakv.engine.step_meta import StepShape
-from stratakv.engine.step_plan import BUCKET_BYTES, GroupPlanner
-from stratakv.engine.swap_ins import SwapShape
+from stratakv.engine.huggingface.model import HuggingFaceModel
 from stratakv.engine.tensors import on_device
 from stratakv.engine.token_ids import token_ids
-from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.groups import ANCHOR, CacheSpec
 from stratakv.spec.kinds import INDEX_KEY, LATENT

@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from stratakv.core.ids import LayerId
-from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.spilled_rows import SpilledContext, SpilledStep
-from stratakv.engine.step_meta import (
+from stratakv.engine.attention.kernels import AttentionKernels
+from stratakv.engine.attention.spilled_rows import SpilledContext, SpilledStep
+from stratakv.engine.attention.step_meta import (
     DecodeBucket,
     GroupStep,
     PrefillBlock,
     PrefillChunk,
     StepShape,
 )
-from stratakv.engine.swap_ins import Missing, SpilledBucket
+from stratakv.engine.attention.swap_ins import Missing, SpilledBucket
+from stratakv.engine.deepseek.common_rope import Rotation
 from stratakv.transfer.engine import LayerGate
 
 

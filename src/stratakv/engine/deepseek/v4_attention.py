@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from stratakv.core.ids import LayerId
+from stratakv.engine.attention.kernels import AttentionKernels, SelectedRows
 from stratakv.engine.deepseek.v4_compress import BlockPages, Compressor
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm, unit_rms
 from stratakv.engine.deepseek.v4_present import PresentEntries
 from stratakv.engine.deepseek.v4_step import ClosingBlocks, Entries, Keys, Queries, V4Step
-from stratakv.engine.kernels import AttentionKernels, SelectedRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

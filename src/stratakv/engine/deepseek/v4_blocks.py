@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 
 from stratakv.core.ids import NONE
+from stratakv.engine.attention.step_meta import Ints, StepShape
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
-from stratakv.engine.step_meta import Ints, StepShape
 from stratakv.engine.tensors import on_device
 
 Table = npt.NDArray[np.int32]

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from stratakv.core.ids import LayerId
+from stratakv.engine.attention.torch_pools import LayerTensors
 from stratakv.engine.deepseek.v4_config import V4Config
 from stratakv.engine.deepseek.v4_norm import WideRMSNorm
 from stratakv.engine.deepseek.v4_step import BlockStep, ClosingBlocks
-from stratakv.engine.torch_pools import LayerTensors
 from stratakv.spec.compressed import BlockPlace, BufferPlace
 
 

@@ -7,9 +7,9 @@ Owns the way of one layer's entries that are not on the device. Must not choose 
 import torch
 
 from stratakv.core.ids import LayerId
+from stratakv.engine.attention.kernels import SelectedRows
+from stratakv.engine.attention.spilled_rows import SpilledContext
 from stratakv.engine.deepseek.v4_step import Keys, Queries
-from stratakv.engine.kernels import SelectedRows
-from stratakv.engine.spilled_rows import SpilledContext
 
 
 class PresentEntries:

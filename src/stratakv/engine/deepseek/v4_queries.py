@@ -2,7 +2,7 @@
 
 Owns padding and grouping: every choice here changes speed and memory, none a result. Decoding rows
 are planned together, prefill chunks one by one. Must not bound what scoring takes
-(``engine.scratch_limit``).
+(``engine.attention.scratch_limit``).
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from stratakv.engine.attention.spilled_rows import SpilledContext, SpilledStep
+from stratakv.engine.attention.step_meta import Ints, StepShape
+from stratakv.engine.attention.step_plan import split_widths
 from stratakv.engine.deepseek.v4_blocks import Table, Tables, present
 from stratakv.engine.deepseek.v4_step import Entries, Keys, Queries
-from stratakv.engine.spilled_rows import SpilledContext, SpilledStep
-from stratakv.engine.step_meta import Ints, StepShape
-from stratakv.engine.step_plan import split_widths
 from stratakv.engine.tensors import on_device
 from stratakv.spec.retention import Retention, first_key
 

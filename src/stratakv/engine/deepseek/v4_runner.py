@@ -14,6 +14,11 @@ import torch
 from torch import nn
 
 from stratakv.core.ids import GroupId, LayerId
+from stratakv.engine.attention.kernels import AttentionKernels
+from stratakv.engine.attention.spilled_rows import SpilledRows, SpilledStep
+from stratakv.engine.attention.step_meta import StepShape
+from stratakv.engine.attention.swap_ins import SwapShape
+from stratakv.engine.attention.torch_pools import LayerTensors
 from stratakv.engine.batch import StepBatch
 from stratakv.engine.deepseek.common_rope import Rope
 from stratakv.engine.deepseek.common_shard import heads_split, rank_weights, sum_over_ranks
@@ -25,14 +30,9 @@ from stratakv.engine.deepseek.v4_model import V4Layer, V4Model
 from stratakv.engine.deepseek.v4_queries import QueryPlanner
 from stratakv.engine.deepseek.v4_step import V4Step
 from stratakv.engine.forward import Forward
-from stratakv.engine.kernels import AttentionKernels
-from stratakv.engine.model import HuggingFaceModel
-from stratakv.engine.spilled_rows import SpilledRows, SpilledStep
-from stratakv.engine.step_meta import StepShape
-from stratakv.engine.swap_ins import SwapShape
+from stratakv.engine.huggingface.model import HuggingFaceModel
 from stratakv.engine.tensors import on_device
 from stratakv.engine.token_ids import token_ids
-from stratakv.engine.torch_pools import LayerTensors
 from stratakv.memory.block_table import BlockTable
 from stratakv.spec.compressed import BlockPlace, CompressedPlaces, compressed_places
 from stratakv.spec.groups import ANCHOR, CacheSpec

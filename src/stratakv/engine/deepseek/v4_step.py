@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from stratakv.engine.attention.kernels import AttentionKernels, IndexKeys
+from stratakv.engine.attention.spilled_rows import SpilledContext
+from stratakv.engine.attention.swap_ins import SpilledBucket
 from stratakv.engine.deepseek.common_rope import Rotation
-from stratakv.engine.kernels import AttentionKernels, IndexKeys
-from stratakv.engine.spilled_rows import SpilledContext
-from stratakv.engine.swap_ins import SpilledBucket
 from stratakv.transfer.engine import LayerGate
 
 

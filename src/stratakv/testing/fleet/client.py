@@ -11,10 +11,10 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.errors import RequestError
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import AttachmentState, StorageCall, Verb
-from stratakv.engine.peer_calls import PeerCall
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.ranks.peer_calls import PeerCall
+from stratakv.engine.ranks.ranked import RankedEngine
+from stratakv.engine.ranks.step_messages import AbortRequest, Command, Flush, Stop, Submit
 from stratakv.engine.request import FinishReason, Output, Prompt
-from stratakv.engine.step_messages import AbortRequest, Command, Flush, Stop, Submit
 from stratakv.testing.fleet.runner import expected_tokens
 from stratakv.testing.fleet.scenario import Plan
 from stratakv.testing.fleet.stores import namespaces

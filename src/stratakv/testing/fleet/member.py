@@ -15,7 +15,7 @@ from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.peers import OpenTransport, Peers
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.disagg.transport import PeerId
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.ranks.ranked import RankedEngine
 from stratakv.engine.request import Output, Request
 from stratakv.engine.roles import Role
 from stratakv.testing.fleet.rank import SimRank

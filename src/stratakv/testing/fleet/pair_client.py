@@ -10,9 +10,9 @@ from typing import assert_never
 
 from stratakv.core.ids import RequestId
 from stratakv.engine.attachment import StorageCall
-from stratakv.engine.peer_calls import PeerCall
+from stratakv.engine.ranks.peer_calls import PeerCall
+from stratakv.engine.ranks.step_messages import AbortRequest, Flush, Stop, Submit
 from stratakv.engine.request import Failure, FinishReason, Output, Prompt
-from stratakv.engine.step_messages import AbortRequest, Flush, Stop, Submit
 from stratakv.testing.fleet.client import EngineClient
 from stratakv.testing.fleet.member import Member
 from stratakv.testing.fleet.pair_plan import DECODE, PREFILL, BreakLink, PairEvent

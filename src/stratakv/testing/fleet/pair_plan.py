@@ -14,8 +14,8 @@ from typing import Final
 from stratakv.core.ids import RequestId
 from stratakv.disagg.deadlines import HandOffLimits
 from stratakv.disagg.session import SessionLimits
+from stratakv.engine.ranks.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.engine.request import Prompt, TransferSession
-from stratakv.engine.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.spec.groups import ANCHOR, CacheSpec, Home
 from stratakv.testing.fleet.network import NetworkPace
 from stratakv.testing.fleet.scenario import (

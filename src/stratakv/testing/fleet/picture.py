@@ -27,8 +27,8 @@ from stratakv.disagg.decode_role import DecodeRole
 from stratakv.disagg.prefill_role import PrefillRole
 from stratakv.engine.loop import Engine, EngineLimits
 from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.ranks.step_messages import StepSync
 from stratakv.engine.request import Prompt
-from stratakv.engine.step_messages import StepSync
 from stratakv.engine.step_times import StepTimes
 from stratakv.engine.storage_control import BackgroundStores
 from stratakv.policy.prefetch import Abandoned, PrefetchRules

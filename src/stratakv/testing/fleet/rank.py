@@ -17,11 +17,11 @@ from stratakv.cache.prices import AdmissionLimits
 from stratakv.core.clock import ManualClock
 from stratakv.engine.executor import Executor, Runner, SerialExecutor, TokenSource
 from stratakv.engine.loop import Engine
-from stratakv.engine.ranked import RankedEngine
+from stratakv.engine.ranks.ranked import RankedEngine
+from stratakv.engine.ranks.step_messages import Command, Flush, StepSync, Stop
 from stratakv.engine.request import Output, Phase
 from stratakv.engine.roles import Role, UnifiedRole
 from stratakv.engine.scheduler import StepLimits
-from stratakv.engine.step_messages import Command, Flush, StepSync, Stop
 from stratakv.engine.storage_control import BackgroundStores, no_store
 from stratakv.memory.block_table import BlockTable
 from stratakv.policy.load_back import LoadBackPolicy

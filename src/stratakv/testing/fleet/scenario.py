@@ -16,8 +16,8 @@ import numpy as np
 from stratakv.cache.records import CacheUse
 from stratakv.core.ids import GroupId, LayerId, RequestId
 from stratakv.engine.attachment import StorageCall, Verb
+from stratakv.engine.ranks.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.engine.request import Prompt, SamplingParams
-from stratakv.engine.step_messages import AbortRequest, Command, Flush, Submit
 from stratakv.policy.prefetch_pace import (
     BestEffort,
     PrefetchPolicy,

@@ -13,8 +13,8 @@ import numpy as np
 from stratakv.core.ids import PageKey
 from stratakv.core.page_keys import Namespace, PageHasher
 from stratakv.engine.namespaces import Namespaces
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.engine.request import Prompt
-from stratakv.engine.step_messages import Submit
 from stratakv.spec.groups import CacheGroup, CacheSpec
 from stratakv.storage.backend import Everything, ObjectKey, ReadStatus, StoreFormat
 from stratakv.storage.memory import MemoryBackend

@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from stratakv.core.ids import GroupId, LayerId
-from stratakv.engine.step_messages import Submit
+from stratakv.engine.ranks.step_messages import Submit
 from stratakv.policy.prefetch_pace import WaitComplete
 from stratakv.policy.write import WriteThrough
 from stratakv.spec.budget import FILLING_PAGES

@@ -1,0 +1,29 @@
+"""torch's CUDA graphs. Owns the calls; what is recorded and replayed when is ``graph_runner``'s."""
+
+from collections.abc import Callable
+
+import torch
+
+from stratakv.engine.huggingface.model_call import CallOutputs
+
+
+class TorchGraphs:
+    """``Graphs`` on the GPU ``device``, on a stream of their own and in one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            work()
+        self._stream.synchronize()
+
+    def record(self, work: Callable[[], CallOutputs]) -> tuple[torch.cuda.CUDAGraph, CallOutputs]:
+        """Other threads go on meanwhile: one of them pins memory."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            outputs = work()
+        return graph, outputs
