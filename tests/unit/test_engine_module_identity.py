@@ -487,7 +487,8 @@ def test_a_gpu_is_another_model_than_a_cpu_and_than_one_of_another_generation(sa
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, it=capability: it)
         there = computed_on(torch.device("cuda", 0), torch.float32)
         for reader in ("model", "module_identity"):
-            monkeypatch.setattr(f"stratakv.engine.huggingface.{reader}.computed_on", lambda *_, it=there: it)
+            asks = f"stratakv.engine.huggingface.{reader}.computed_on"
+            monkeypatch.setattr(asks, lambda *_, it=there: it)
         seen |= {load_model(saved).fingerprint, identity(tiny_model("llama"))}
     assert len(seen) == 6
 

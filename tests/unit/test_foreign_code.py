@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stratakv.core.errors import ConfigError
-from stratakv.engine.model_facts import read_facts
+from stratakv.engine.huggingface.model_facts import read_facts
 from stratakv.serve.tokenizer import Tokenizer
 
 CODE = """
