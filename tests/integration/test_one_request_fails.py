@@ -181,7 +181,8 @@ def fault_while_sampled(patch) -> None:
     def wrong(_logits, params) -> bool:
         return bool((params.seeds == FAULT_SEED).any())
 
-    patch.setattr(sampling, "sample", raises_if(sampling.sample, wrong))
+    chosen = raises_if(sampling.chosen_tokens, wrong)
+    patch.setattr(sampling, "chosen_tokens", chosen)
 
 
 FAULTS = [
