@@ -75,6 +75,16 @@ def test_scores_far_apart_leave_the_highest_alone():
     assert out[0].view(HEADS, -1, 16)[:, 0].equal(layer.value_rows[7].view(HEADS, 16))
 
 
+def test_a_sink_far_above_all_scores_takes_all_weight_from_its_head_alone():
+    layer, queries = layer_of(16), queries_of(1, 16)
+    sinks = torch.tensor([300.0, -300.0] + (QUERY_HEADS - 2) * [0.0])
+    scoring = Scoring(0.3, None, sinks)
+    right = attended(RowKernels(), layer, [20], queries, scoring=scoring)
+    mine = attended(helper.CompiledRowKernels(), layer, [20], queries, scoring=scoring)
+    assert not mine[0, 0].any()
+    torch.testing.assert_close(mine, right, atol=3e-6, rtol=2e-5)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("rows", ["key_rows", "value_rows"])
 def test_what_is_not_finite_shows_in_its_own_request_alone(rows, value):

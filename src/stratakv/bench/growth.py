@@ -1,8 +1,9 @@
 """``stratakv bench growth``: how costs grow, each at one size and at ten times that.
 
-Owns what is made larger. Processor time of one thread, medians. What a request or a key costs may
-grow with how many there are of these, and with nothing else. The tree's operations have the same in
-``bench tree``; ranks in ``bench ranks --tp``.
+Owns what is made larger; pages are moved by ``growth_bytes``. Processor time of one thread, of all
+where pages are moved; medians. What a request, a key or a page costs may grow with how many there
+are of these, and with nothing else. The tree's operations have the same in ``bench tree``; ranks in
+``bench ranks --tp``.
 """
 
 import math
@@ -12,10 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from stratakv.bench.growth_bytes import copies_us, stored_us
 from stratakv.bench.rig import greedy, one_thread
 from stratakv.bench.still_engine import PAGE_TOKENS, STILL_SPEC, VOCABULARY, StillLimits, engine_of
 from stratakv.core.clock import WallClock
@@ -59,7 +61,11 @@ class Grown:
     allowed: float
 
 
+_Row: TypeAlias = tuple[Callable[[], float], Callable[[], float], float]
+"""Cost once, cost with ten times as much, and the largest exponent."""
 STEP: Final = "a step, by"
+PAGES: Final = 64
+"""That are moved."""
 SLACK: Final = 0.15
 """Caches of the processor are smaller than ten times as much: what is flat by its count is not
 quite so by the clock."""
@@ -67,8 +73,26 @@ quite so by the clock."""
 
 def run(*, repeats: int = 7, steps: int = 64) -> dict[str, object]:
     """Measure and print."""
+    print(f"{'us':40s} {'once':>10s} {f'{TIMES} times':>10s}   exponent")
+    found: dict[str, Grown] = {}
+    with one_thread():
+        for name, (small, large, allowed) in _rows(repeats, steps).items():
+            one = found[name] = _grown(small(), large(), allowed)
+            print(
+                f"{name:40s} {one.small_us:10.1f} {one.large_us:10.1f}   {one.exponent:5.2f} "
+                f"(at most {allowed:.0f})",
+                flush=True,
+            )
+    return {
+        "times": TIMES,
+        "slack": SLACK,
+        "cases": [{"name": name, **asdict(one)} for name, one in found.items()],
+    }
+
+
+def _rows(repeats: int, steps: int) -> Mapping[str, _Row]:
     step, store = StepCase(), StoreCase()
-    rows: Mapping[str, tuple[Callable[[], float], Callable[[], float], float]] = {
+    return {
         f"{STEP} requests that run": (
             lambda: step_us(step, steps),
             lambda: step_us(replace(step, running=TIMES * step.running), steps),
@@ -99,21 +123,16 @@ def run(*, repeats: int = 7, steps: int = 64) -> dict[str, object]:
             lambda: question_us(replace(store, stored=TIMES * store.stored), repeats),
             0.0,
         ),
-    }
-    print(f"{'us':40s} {'once':>10s} {f'{TIMES} times':>10s}   exponent")
-    found: dict[str, Grown] = {}
-    with one_thread():
-        for name, (small, large, allowed) in rows.items():
-            one = found[name] = _grown(small(), large(), allowed)
-            print(
-                f"{name:40s} {one.small_us:10.1f} {one.large_us:10.1f}   {one.exponent:5.2f} "
-                f"(at most {allowed:.0f})",
-                flush=True,
-            )
-    return {
-        "times": TIMES,
-        "slack": SLACK,
-        "cases": [{"name": name, **asdict(one)} for name, one in found.items()],
+        "pages to the host and back, by pages": (
+            lambda: copies_us(PAGES, repeats),
+            lambda: copies_us(TIMES * PAGES, repeats),
+            1.0,
+        ),
+        "pages into a store and out, by pages": (
+            lambda: stored_us(PAGES, repeats),
+            lambda: stored_us(TIMES * PAGES, repeats),
+            1.0,
+        ),
     }
 
 

@@ -28,7 +28,7 @@ from stratakv.spec.retention import KeepAll
 from stratakv.transfer.copy_plan import CopyPlan, Direction, GroupCopy
 from stratakv.transfer.cpu import DEFAULT_COPIER, CpuTransferEngine
 
-TARGET_RATIO: Final = 0.7
+TARGET_RATIO: Final = 0.85
 _KIB: Final = 1 << 10
 COPY_BYTES: Final = 512 << 20
 TIER_BYTES: Final = 256 << 20
@@ -90,7 +90,7 @@ def _print_prefix(case: TransferCase, prefill_ratio: float) -> None:
 def _measure(
     page_tokens: int, page_bytes: int, segment_bytes: int, yardstick: TransferYardstick
 ) -> TransferCase:
-    spec = _spec(page_tokens, page_bytes, segment_bytes)
+    spec = uniform_spec(page_tokens, page_bytes, segment_bytes)
     pages = TIER_BYTES // page_bytes
     pools = DevicePools(spec, [pages])
     arena = HostArena(spec.groups[0], pages)
@@ -106,8 +106,8 @@ def _measure(
         device, host = (rng.permutation(pages)[:count].astype(np.int32) for _ in range(2))
         yardstick.time(laps)
         pair = GroupCopy(GroupId(0), device, host)
-        laps.time("d2h", partial(_move, engine, Direction.BACKUP, pair, page_bytes))
-        laps.time("h2d", partial(_move, engine, Direction.LOAD, pair, page_bytes))
+        laps.time("d2h", partial(move, engine, Direction.BACKUP, pair, page_bytes))
+        laps.time("h2d", partial(move, engine, Direction.LOAD, pair, page_bytes))
     engine.close()
     moved_bytes = PLAN_BYTES // page_bytes * page_bytes
     return TransferCase(
@@ -123,9 +123,7 @@ def _measure(
     )
 
 
-def _move(
-    engine: CpuTransferEngine, direction: Direction, copy: GroupCopy, page_bytes: int
-) -> None:
+def move(engine: CpuTransferEngine, direction: Direction, copy: GroupCopy, page_bytes: int) -> None:
     """One plan, submitted and taken. Nobody stands at the gates, which open all the same: waking a
     reader for each of 256 layers would measure how busy the machine's cores are."""
     engine.submit(CopyPlan(direction, (copy,)))
@@ -136,7 +134,7 @@ def _move(
     assert done.bytes_moved == len(copy.device) * page_bytes
 
 
-def _spec(page_tokens: int, page_bytes: int, segment_bytes: int) -> CacheSpec:
+def uniform_spec(page_tokens: int, page_bytes: int, segment_bytes: int) -> CacheSpec:
     layers = tuple(LayerId(layer) for layer in range(page_bytes // segment_bytes // 2))
     elements = segment_bytes // page_tokens // 2
     buffers = tuple(

@@ -46,7 +46,9 @@ class CompiledRowKernels(RowKernels):
 
 class CompiledAttention:
     """A ``GroupAttention``. What is no one-token query over pages of keys and values is
-    ``DenseAttention``'s, planned where it is asked for."""
+    ``DenseAttention``'s, planned where it is asked for. ``table``: the group's block table [rows,
+    pages]. AssertionError where a token that is seen has no page, IndexError where its page is
+    outside of the pool."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class CompiledAttention:
         self.slots = on_device(planner.slots(shape, table), CPU)
         last = shape.starts[: shape.decodes]
         first = first_key(planner.rule, last)
+        # [queries, 3]: row of the table, first and last token that is seen
         self._spans = np.stack((shape.rows[: shape.decodes], first, last), 1)
         self._seen = last - first + 1
         self._tokens = int(self._seen.sum())

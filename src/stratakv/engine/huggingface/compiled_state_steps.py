@@ -1,8 +1,9 @@
 """One token on the states of linear attention in C, in place of Hugging Face's torch.
 
 Owns the way into ``_state_steps``, and which calls go there: float32 on a CPU, one token. Any other
-call is Hugging Face's own. Importing this module fails with ImportError where the package was
-installed without a compiler.
+call is Hugging Face's own. Shapes: n requests, one token of each; a call changes the states that it
+is given, and raises ValueError where shapes do not fit each other. Importing this module fails with
+ImportError where the package was installed without a compiler.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,8 @@ def is_float32_on_cpu(*tensors: torch.Tensor) -> bool:
 
 
 def _each(work: Callable[..., None], requests: Sequence[Array], others: Sequence[Array]) -> None:
-    """``work(*requests, *others)`` in parts; of ``requests``, states first, each has some rows."""
+    """``work(*requests, *others)``, on torch's threads where there is enough of it: each has some
+    rows of all ``requests`` [n, ...], of which states are the first, and all of ``others``."""
 
     def part(first: int, last: int) -> None:
         work(*(one[first:last] for one in requests), *others)
@@ -56,7 +58,10 @@ def _mamba(theirs: Call) -> Call:
         *matrices: torch.Tensor,
         **how: object,
     ) -> torch.Tensor:
-        """As Hugging Face calls it: dt, decay, skip and dt_bias are the same for all of a head."""
+        """As Hugging Face calls it: state [n, heads, head_dim, size], which is changed; inputs and
+        dt [n, heads, head_dim]; decay [heads, head_dim, size]; matrices b and c [n, groups, size]
+        and skip [heads, head_dim]. dt, decay, skip and dt_bias are the same for all of a head.
+        Returns [n, heads, head_dim]."""
         fits = len(matrices) == 3 and how.get("z") is None
         if not fits or not is_float32_on_cpu(state, inputs, dt, *matrices):
             return theirs(state, inputs, dt, decay, *matrices, **how)
@@ -84,7 +89,9 @@ def _delta(theirs: Call) -> Call:
         initial_state: torch.Tensor | None = None,
         **how: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[n, 1, heads, dim] each; changes ``initial_state``."""
+        """query and key [n, 1, key_heads, key_dim], value [n, 1, heads, value_dim], g (logarithms
+        of the decay) and beta [n, 1, heads]; initial_state [n, heads, key_dim, value_dim], which is
+        changed where it lies in one piece. Returns [n, 1, heads, value_dim] and the state."""
         fits = query.shape[1] == 1 and how.get("use_qk_l2norm_in_kernel")
         fits = fits and how.get("output_final_state")
         if (
@@ -117,7 +124,8 @@ def _convolution(theirs: Call) -> Call:
         activation: str | None = None,
         **how: object,
     ) -> torch.Tensor:
-        """inputs [n, channels, 1]; changes ``state`` [n, channels, width]."""
+        """inputs [n, channels, 1]; changes ``state`` [n, channels, width]; weight [channels, taps],
+        bias [channels]. Returns [n, channels, 1]."""
         fits = inputs.shape[-1] == 1 and state.is_contiguous() and not how
         if not fits or not is_float32_on_cpu(inputs, state, weight):
             return theirs(inputs, state, weight, bias, activation, **how)
