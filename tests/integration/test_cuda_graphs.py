@@ -135,6 +135,8 @@ def test_angles_that_follow_the_length_are_not_recorded():
 def test_products_of_experts_are_recorded_where_torch_does_not_read_their_sizes():
     experts, dense_layers = tiny_model("gpt_oss"), tiny_model("llama")
     assert not reads_groups(experts, torch.bfloat16, (9, 0))
+    assert not reads_groups(experts, torch.bfloat16, (10, 3))
+    assert reads_groups(experts, torch.bfloat16, (12, 0))
     assert reads_groups(experts, torch.bfloat16, (8, 0))
     assert reads_groups(experts, torch.float16, (10, 0))
     assert not reads_groups(dense_layers, torch.float16, (8, 0))

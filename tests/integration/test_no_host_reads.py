@@ -18,6 +18,8 @@ from stratakv.cache.records import CacheUse
 from stratakv.core.config import EngineConfig
 from stratakv.core.ids import RequestId
 from stratakv.engine.attention import triton_kernels
+from stratakv.engine.huggingface.adapters import Adapter, LoraWeights
+from stratakv.engine.huggingface.lora_hooks import Adapters
 from stratakv.engine.huggingface.model import wrap
 from stratakv.engine.request import Prompt, SamplingParams
 from stratakv.engine.sampling import sample
@@ -126,6 +128,28 @@ def test_sampling_waits_once_a_step_whatever_a_request_asks_for():
     assert {output.request for output in outputs if output.token is not None} == {*KINDS}
     reported = [output.logprob for output in outputs if output.request == "logprobs"]
     assert all(len(report.top) == 3 for report in reported if report is not None)
+
+
+def test_tokens_of_several_adapters_wait_for_nothing():
+    """And get what they get on a CPU."""
+    layers = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False))
+    factors = torch.ones(3, 6), torch.ones(2, 3)
+    tokens, x = np.array([0, -1, 0], np.int32), torch.arange(18.0).view(3, 6)
+
+    def adapted(module, bring):
+        down, up = map(bring, factors)
+        weights = LoraWeights(down=down, up=up, scale=0.5)
+        adapters = Adapters(module, [Adapter(name="a", digest=bytes(32), weights={"0": weights})])
+        with torch.inference_mode(), adapters.applied(tokens):
+            return module(bring(x))
+
+    wanted, plain = adapted(layers, torch.clone), layers(x)
+    away(layers)
+    with no_host_reads() as reads:
+        found = adapted(layers, Away)
+    assert reads.count == 0
+    assert found.here.equal(wanted)
+    assert (wanted != plain).any(1).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("name", KINDS)

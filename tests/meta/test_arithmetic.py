@@ -32,6 +32,7 @@ WAIVERS: dict[str, str] = {
     "7ca5de25ce288e2d": "the same, and what chooses C for states has a public name",
     "bcf69d63f5c24ce8": "the same, in rooms",
     "be0478b142b38075": "the same, and a model that is adopted again has its own forwards before",
+    "7537003457a62953": "the same, and a GPU is not waited for with adapters",
 }
 """Digest of the sources as they are: why results are those of the revision, to the bit."""
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 READS_BACK: Final = frozenset({"dbrx", "phimoe"})
 """Model types whose code in Hugging Face's transformers reads numbers of the device, or tensors of
 the host, in each call."""
+GROUPS_STAY: Final = frozenset({9, 10})
+"""First numbers of compute capabilities: Hopper and Blackwell's B100 to B300, and no later one."""
 
 
 def is_recordable(spec: CacheSpec) -> bool:
@@ -52,14 +54,14 @@ def refusal(model: HuggingFaceModel, spec: CacheSpec) -> str | None:
     if model.device.type == "cuda":
         capability = torch.cuda.get_device_capability(model.device)
         if reads_groups(model.module, model.module.dtype, capability):
-            return "the sizes of experts' products are read back, but in bfloat16 from sm_90 on"
+            return "torch reads the sizes of experts' products back, but in bfloat16 on some GPUs"
     return None
 
 
 def reads_groups(module: nn.Module, dtype: torch.dtype, capability: tuple[int, int]) -> bool:
-    """Whether a forward multiplies by groups of tokens whose sizes the host reads: torch 2.13 has
-    a kernel that does not in bfloat16 alone, and of no older GPU."""
-    if dtype == torch.bfloat16 and capability >= (9, 0):
+    """Whether a forward multiplies by groups of tokens whose sizes the host reads: torch has a
+    kernel that does not for bfloat16 on ``GROUPS_STAY`` alone."""
+    if dtype == torch.bfloat16 and capability[0] in GROUPS_STAY:
         return False
     return any("_is_expert_parallel" in vars(part) for part in module.modules())
 

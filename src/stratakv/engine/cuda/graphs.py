@@ -4,15 +4,18 @@ from collections.abc import Callable
 
 import torch
 
+from stratakv.engine.cuda.driver import FIRST
 from stratakv.engine.huggingface.model_call import CallOutputs
 
 
 class TorchGraphs:
-    """``Graphs`` on the GPU ``device``, on a stream of their own and in one pool of memory."""
+    """``Graphs`` on the GPU ``device``, on a stream of their own and in one pool of memory. A
+    kernel is replayed with the priority of the stream on which it was recorded, not of the one
+    that replays it: steps go before copies, recorded or not."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=FIRST)
         self._pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, work: Callable[[], object]) -> None:

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 from stratakv.core.ids import NONE
 from stratakv.engine.batch import Int32s
 from stratakv.engine.huggingface.adapters import Adapter, LoraWeights
+from stratakv.engine.tensors import on_device
 
 Hook = Callable[[nn.Module, tuple[Any, ...], torch.Tensor], None]
 
@@ -73,7 +74,7 @@ class Adapters:
             if adapter == NONE:
                 continue
             mine = np.flatnonzero(tokens == adapter)
-            some = None if len(mine) == len(tokens) else torch.from_numpy(mine).to(device)
+            some = None if len(mine) == len(tokens) else on_device(mine, device)
             shares.append(_Share(adapter, some))
         return tuple(shares)
 
