@@ -21,6 +21,8 @@ if find_spec("torch") is not None:  # the library's own tests run without it, on
 
     # xdist's workers share two cores: more threads would only wait for each other.
     torch.set_num_threads(1)
+# Who imports these gives its process a device for good: ``integration/test_away.py`` runs them.
+collect_ignore = ["away"]
 # A model comes from a directory or from a config; a test that asks a network is wrong.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

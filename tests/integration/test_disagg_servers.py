@@ -323,6 +323,11 @@ def test_a_server_that_is_killed_fails_its_requests_and_joins_again(servers, who
         assert error["code"] == "prefill_unreachable"
         servers.prefill = servers.fleet.again(killed)
         ready(servers.prefill)
+        # Whose join was refused meanwhile rests, and fails a request that comes before it has.
+        wait_until(
+            lambda: all(post(servers.router.url, asked).status_code == 200 for _ in range(4)),
+            "answers over the prefill server that is there again",
+        )
     else:
         killed.kill()
         _, other = both(servers, 1, asked | servers.room(22) | {"cache_salt": ""})

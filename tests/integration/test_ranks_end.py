@@ -51,7 +51,8 @@ def test_torchrun_that_is_stopped_lets_ranks_finish(model, tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
     limit = ("--shutdown-timeout", int(PATIENCE_S))
     command = (*torchrun, *limit, "--master-port", free_port(), "-m", "stratakv")
-    words = serve(model, 2, "--storage", f"file://{store}?quota=32MiB")
+    stored = f"file://{store}?quota=32MiB"
+    words = serve(model, 2, "--storage", stored, "--drain-s", PATIENCE_S)
     with started(words, tmp_path / "log", command) as server:
         server.listen()
         with streaming(server, PROMPT, 100) as lines:
