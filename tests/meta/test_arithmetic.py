@@ -14,7 +14,7 @@ from stratakv.core.identity.revision import REVISION
 
 ROOT = Path(stratakv.__file__).parent
 SOURCES = (
-    "engine/deepseek/*.py", "engine/attention/*.py", "engine/*/*.c", "engine/*.h",
+    "engine/deepseek/*.py", "engine/attention/*.py", "engine/*/*.c", "engine/*.h", "core/*.h",
     *(f"engine/huggingface/{name}.py" for name in (
         "adapters", "attention", "compiled_state_steps", "hf_cache", "last_hidden", "lora_config",
         "lora_hooks", "model_call", "other_names", "page_selection", "parallel", "runner",
@@ -30,6 +30,7 @@ WAIVERS: dict[str, str] = {
     "357f809036330899": "the same, on any number of threads; what is in C is in identities",
     "b8ba85befca1d1eb": "the same, and on a GPU tokens and what is finite stay until they are read",
     "7ca5de25ce288e2d": "the same, and what chooses C for states has a public name",
+    "7ab5109798d4812f": "the same, with one header for how helpers open arrays",
     "bcf69d63f5c24ce8": "the same, in rooms",
     "be0478b142b38075": "the same, and a model that is adopted again has its own forwards before",
     "7537003457a62953": "the same, and a GPU is not waited for with adapters",

@@ -115,7 +115,7 @@ def test_both_ways_read_alike(seed):
         (ints(0), [[6]], "entry"),
         (ints(0), [[-1]], "entry"),
         (ints(0, 1), [[0]], "shapes"),
-        (np.array([0]), [[0]], "items"),
+        (np.array([0]), [[0]], "8 bytes an item"),
     ],
 )
 def test_the_helper_finds_nothing_outside_its_tables(rows, entries, message):

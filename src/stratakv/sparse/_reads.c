@@ -8,38 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
-
-typedef struct {
-    Py_ssize_t item; /* bytes */
-    int dimensions, writable;
-    const char *name;
-} Expected;
-
-static void close_arrays(Py_buffer *views, int count)
-{
-    while (count > 0)
-        PyBuffer_Release(&views[--count]);
-}
-
-static int open_arrays(PyObject **objects, Py_buffer *views, const Expected *expected, int count)
-{
-    for (int at = 0; at < count; at++) {
-        const Expected *one = &expected[at];
-        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (one->writable ? PyBUF_WRITABLE : 0);
-        int opened = PyObject_GetBuffer(objects[at], &views[at], flags) == 0;
-        if (opened && (views[at].itemsize != one->item || views[at].ndim != one->dimensions)) {
-            PyErr_Format(PyExc_ValueError, "%s must have %d dimensions and items of %zd bytes",
-                         one->name, one->dimensions, one->item);
-            PyBuffer_Release(&views[at]);
-            opened = 0;
-        }
-        if (!opened) {
-            close_arrays(views, at);
-            return -1;
-        }
-    }
-    return 0;
-}
+#include "../core/_arrays.h"
 
 /* Whether `view` has as many rows as `rows`, and `columns` of them. */
 static int like(const Py_buffer *view, const Py_buffer *rows, Py_ssize_t columns)

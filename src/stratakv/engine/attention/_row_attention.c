@@ -8,7 +8,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
-#include "../_arrays.h"
+#include "../../core/_arrays.h"
 #include "../_lanes.h"
 
 enum { SIDE = 4 };     /* queries that read a value together; vectors of it at once */

@@ -1,6 +1,6 @@
 """Attention over rows in C. Owns the way into ``_row_attention``; must not compute anything itself.
-Importing this module fails with ImportError where the package was
-installed without a compiler; ``row_kernels`` then does the same work in torch.
+Importing this module fails with ImportError where the package was installed without a compiler;
+``row_kernels`` then does the same work in torch.
 
 A query's result depends on its own keys alone: nothing is padded, whoever it shares a step with.
 """

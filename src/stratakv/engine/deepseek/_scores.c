@@ -10,6 +10,7 @@
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
+#include "../../core/_arrays.h"
 
 enum { LANES = 8, BLOCKS = 4 }; /* keys that are scored side by side; read before any is scored: */
 /* what is stored a lane at a time and loaded whole at once would wait for the stores */
@@ -215,40 +216,6 @@ static void choose(const float *scores, Py_ssize_t count, Py_ssize_t k, uint32_t
 }
 
 enum { MOST_ARRAYS = 5 };
-
-typedef struct {
-    Py_ssize_t item; /* bytes; 0: two or four */
-    int dimensions, writable;
-    const char *name;
-} Expected;
-
-static int open_arrays(PyObject **objects, Py_buffer *views, const Expected *expected, int count)
-{
-    for (int at = 0; at < count; at++) {
-        const Expected *one = &expected[at];
-        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (one->writable ? PyBUF_WRITABLE : 0);
-        int opened = PyObject_GetBuffer(objects[at], &views[at], flags) == 0;
-        if (opened) {
-            const Py_ssize_t item = views[at].itemsize;
-            const int fits = one->item ? item == one->item : item == 2 || item == 4;
-            if (fits && views[at].ndim == one->dimensions)
-                continue;
-            PyErr_Format(PyExc_ValueError, "%s: %zd bytes an item, %d dimensions", one->name, item,
-                         views[at].ndim);
-            PyBuffer_Release(&views[at]);
-        }
-        while (at > 0)
-            PyBuffer_Release(&views[--at]);
-        return -1;
-    }
-    return 0;
-}
-
-static void close_arrays(Py_buffer *views, int count)
-{
-    while (count > 0)
-        PyBuffer_Release(&views[--count]);
-}
 
 enum { QUERY, WEIGHTS, POOL, ROWS, FOUND };
 

@@ -8,7 +8,7 @@
 #include <Python.h>
 #include <math.h>
 
-#include "../_arrays.h"
+#include "../../core/_arrays.h"
 #include "../_lanes.h"
 
 typedef struct {

@@ -6,7 +6,7 @@
 #include <Python.h>
 
 typedef struct {
-    Py_ssize_t item; /* bytes */
+    Py_ssize_t item; /* bytes; 0: two or four */
     int dimensions, writable;
     const char *name;
 } Expected;
@@ -23,10 +23,12 @@ static int open_arrays(PyObject **objects, Py_buffer *views, const Expected *exp
         const Expected *one = &expected[at];
         const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (one->writable ? PyBUF_WRITABLE : 0);
         if (PyObject_GetBuffer(objects[at], &views[at], flags) == 0) {
-            if (views[at].itemsize == one->item && views[at].ndim == one->dimensions)
+            const Py_ssize_t item = views[at].itemsize;
+            const int fits = one->item ? item == one->item : item == 2 || item == 4;
+            if (fits && views[at].ndim == one->dimensions)
                 continue;
-            PyErr_Format(PyExc_ValueError, "%s: %zd bytes an item, %d dimensions", one->name,
-                         views[at].itemsize, views[at].ndim);
+            PyErr_Format(PyExc_ValueError, "%s: %zd bytes an item, %d dimensions", one->name, item,
+                         views[at].ndim);
             PyBuffer_Release(&views[at]);
         }
         close_arrays(views, at);
